@@ -1,0 +1,212 @@
+"""The only file that knows streams, events, pinning, host registration and allocator caches.
+
+It speaks `torch.accelerator`, `torch.get_device_module` and the generic `torch.Stream` and `torch.Event`, so that CUDA, ROCm,
+XPU, NPU and the simulated device take the same path.
+"""
+
+import functools
+import logging
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import torch
+
+from omni_offload.errors import OffloadStateError
+
+__all__ = ["Accelerator", "PinnedMemory", "host_memory_limit", "resolve_device", "unsupported_reason"]
+
+logger = logging.getLogger(__name__)
+
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def resolve_device(device: torch.device | str | None = None) -> torch.device:
+    """Return the device with its index: the one asked for, else the current accelerator.
+
+    Args:
+        device: A device, its name, or None for the machine's current accelerator. A missing index means the current one.
+
+    Raises:
+        OffloadStateError: No accelerator that can be offloaded from is there; the message says which was found.
+    """
+    found = torch.accelerator.current_accelerator() if device is None else torch.device(device)
+    if found is None:
+        raise OffloadStateError(
+            "offloading was asked for without a device, and torch.accelerator finds no accelerator on this machine; name one"
+        )
+    reason = unsupported_reason(found)
+    if reason is not None:
+        raise OffloadStateError(f"offloading was asked for on device {str(found)!r}: {reason}")
+    index = torch.accelerator.current_device_index() if found.index is None else found.index
+    if not 0 <= index < torch.accelerator.device_count():
+        raise OffloadStateError(
+            f"offloading was asked for on device '{found.type}:{index}', but there are {torch.accelerator.device_count()} "
+            f"{found.type} device(s); choose an index below that"
+        )
+    return torch.device(found.type, index)
+
+
+def unsupported_reason(device: torch.device | None) -> str | None:
+    """Say why weights cannot be offloaded from a device, or None where they can."""
+    current = torch.accelerator.current_accelerator()
+    if device is None:
+        return None if current is not None else "torch.accelerator finds no accelerator on this machine"
+    if device.type == "cpu":
+        return "the weights are on the host already; give an accelerator"
+    if device.type == "mps":
+        return "it shares its memory with the host, so there is nothing to gain"
+    if current is None or current.type != device.type:
+        return f"this machine's accelerator is {current.type if current else 'none'}; only that one is managed"
+    return None
+
+
+def host_memory_limit() -> int | None:
+    """Return the most host memory (bytes) that this process may use: its control group's limit, else the machine's memory."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
+    for path in _CGROUP_LIMITS:
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return min(limits, default=None)
+
+
+@attrs.frozen
+class _Registrar:
+    """A device module's page locking of memory that exists: `cudaHostRegister` or its like."""
+
+    register: Callable[[int, int], None]
+    unregister: Callable[[int], None]
+
+
+def _registrar(device: torch.device) -> _Registrar | None:
+    module = torch.get_device_module(device)
+    if hasattr(module, "host_register"):
+        return _Registrar(module.host_register, module.host_unregister)
+    if hasattr(module, "cudart"):
+        runtime = module.cudart()
+        return _Registrar(
+            lambda pointer, nbytes: module.check_error(int(runtime.cudaHostRegister(pointer, nbytes, 0))),
+            lambda pointer: module.check_error(int(runtime.cudaHostUnregister(pointer))),
+        )
+    return None
+
+
+class PinnedMemory:
+    """One page-locked host region of exactly the size asked for, where the device can lock memory that exists.
+
+    `torch.empty(pin_memory=True)` rounds sizes up to powers of two in torch's caching host allocator; an anonymous mapping that is
+    registered afterwards does not. Devices without host registration fall back to it, and `charged` says what it costs.
+
+    Args:
+        accelerator: The device that will copy from the region.
+        nbytes: Size in bytes, at least 1.
+
+    Raises:
+        RuntimeError: The device refused to lock that much; nothing is held then.
+    """
+
+    def __init__(self, accelerator: "Accelerator", nbytes: int) -> None:
+        registrar = _registrar(accelerator.device)
+        self.nbytes = nbytes
+        self.stays_pinned = registrar is None
+        self.charged = nbytes if registrar else 1 << (nbytes - 1).bit_length()
+        self._memory: mmap.mmap | None = None
+        self._finalizer: weakref.finalize[..., PinnedMemory] | None = None
+        if registrar is None:
+            self.raw = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            return
+        self._memory = mmap.mmap(-1, nbytes)
+        self.raw = torch.frombuffer(self._memory, dtype=torch.uint8)
+        pointer = self.raw.data_ptr()
+        registrar.register(pointer, nbytes)
+        self._finalizer = weakref.finalize(self, _unregister, accelerator, registrar, pointer)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the region is still page-locked."""
+        return self.stays_pinned or (self._finalizer is not None and self._finalizer.alive)
+
+    def slice(self, offset: int, nbytes: int) -> torch.Tensor:
+        """Return bytes `[offset, offset + nbytes)` as a uint8 tensor whose storage is exactly that range."""
+        if self._memory is None:
+            return self.raw[offset : offset + nbytes]
+        return torch.frombuffer(self._memory, dtype=torch.uint8, count=nbytes, offset=offset)
+
+    def unpin(self) -> None:
+        """Unlock the pages once the device has read them; tensors on the region stay valid, as ordinary memory. Idempotent.
+
+        Blocks the host until queued copies from the region are done.
+        """
+        if self._finalizer is not None:
+            self._finalizer()
+
+
+def _unregister(accelerator: "Accelerator", registrar: _Registrar, pointer: int) -> None:
+    accelerator.copy_stream.synchronize()
+    registrar.unregister(pointer)
+
+
+class Accelerator:
+    """A device that weights are copied to: its copy stream, its events and its memory.
+
+    One object a device (`Accelerator.of`), so that all backends share one copy stream: a device has one copy engine a direction.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.copy_stream = torch.Stream(device)
+
+    @staticmethod
+    def of(device: torch.device) -> "Accelerator":
+        """Return the process's one object for a device that has an index."""
+        return _accelerator(device)
+
+    def current_stream(self) -> torch.Stream:
+        """Return the stream that the caller's kernels go to."""
+        return torch.accelerator.current_stream(self.device)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Return `nbytes` of device memory (uint8) that belong to the copy stream.
+
+        Freed memory is handed out again in the order of the copy stream, so whoever frees it first lets the copy stream wait for
+        the last reader (`after`). The host does not block.
+
+        Raises:
+            torch.OutOfMemoryError: As the device's allocator raised it.
+        """
+        with torch.inference_mode(mode=False), self.copy_stream:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a host-to-device copy of bytes on the copy stream; a pageable source blocks the host until it is done."""
+        with torch.inference_mode(mode=False), self.copy_stream:
+            target.copy_(source, non_blocking=True)
+
+    def record_copies(self) -> torch.Event:
+        """Return an event that fires when all copies queued so far have landed."""
+        return self.copy_stream.record_event()
+
+    def record_compute(self) -> tuple[torch.Stream, torch.Event]:
+        """Return the current stream and an event that fires when all kernels queued on it so far are done."""
+        stream = self.current_stream()
+        return stream, stream.record_event()
+
+    def after(self, event: torch.Event) -> None:
+        """Let the copy stream wait for an event; the host does not block."""
+        self.copy_stream.wait_event(event)
+
+    def wait(self, event: torch.Event) -> None:
+        """Let the current stream wait for an event; the host does not block."""
+        self.current_stream().wait_event(event)
+
+
+@functools.cache
+def _accelerator(device: torch.device) -> Accelerator:
+    return Accelerator(device)

@@ -1,0 +1,224 @@
+"""Hooks around a module's methods: `forward` and any other that counts as work.
+
+A wrapper is a callable in the module's `__dict__`. It is removed if it is still the one that stands there; where another library
+wrapped it in turn it stays captured and is inert. A copied or unpickled module runs its own code, and signatures are unchanged.
+"""
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from omni_offload.errors import OffloadStateError
+
+__all__ = ["HookRegistry", "ModelHook", "generator_kind"]
+
+_REGISTRY = "_omni_hook_registry"
+_MISSING = object()
+
+
+def generator_kind(function: object) -> str | None:
+    """Say what makes a method unusable as an entry point: it returns before its work is done. None where it does its work."""
+    function = inspect.unwrap(function) if callable(function) else function
+    for kind, test in (
+        ("a generator", inspect.isgeneratorfunction),
+        ("an async generator", inspect.isasyncgenfunction),
+        ("a coroutine", inspect.iscoroutinefunction),
+    ):
+        if test(function):
+            return kind
+    return None
+
+
+class ModelHook:
+    """What runs around a hooked method. Every method is optional to override."""
+
+    def initialize_hook(self, module: torch.nn.Module) -> None:
+        """Called once, before the first method is wrapped."""
+
+    def pre_forward(
+        self, module: torch.nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Called before a hooked method; returns the arguments it is called with."""
+        return args, kwargs
+
+    def post_forward(self, module: torch.nn.Module, method: str, output: Any) -> Any:
+        """Called with what the method returned; returns what the caller gets."""
+        return output
+
+    def on_error(self, module: torch.nn.Module, method: str, error: BaseException) -> None:
+        """Called instead of `post_forward` where the method, or a hook's own `pre_forward`, raised. The error goes on."""
+
+    def remove_hook(self, module: torch.nn.Module) -> None:
+        """Called once, after the last method was unwrapped."""
+
+
+class _Wrapper:
+    """Stands in a module's `__dict__` for one method."""
+
+    def __init__(self, registry: "HookRegistry", module: torch.nn.Module, method: str) -> None:
+        function = getattr(module, method)
+        functools.update_wrapper(self, function, updated=())
+        del self.__wrapped__  # a bound method would keep the module alive
+        self.__signature__ = inspect.signature(function)
+        self._registry: HookRegistry | None = registry
+        self._module = weakref.ref(module)
+        self._method = method
+        self._previous = module.__dict__.get(method, _MISSING)
+
+    def _original(self, module: torch.nn.Module) -> Callable[..., Any]:
+        if self._previous is not _MISSING:
+            return self._previous  # type: ignore[return-value]  # another library's callable
+        bound: Callable[..., Any] = inspect.getattr_static(type(module), self._method).__get__(module, type(module))
+        return bound
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        if module is None:
+            raise OffloadStateError(f"{self._method!r} was called on a module that no longer exists")
+        original = self._original(module)
+        if self._registry is None:
+            return original(*args, **kwargs)
+        return self._registry.run(module, self._method, original, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copied module gets its own method, without any hook."""
+        if self._previous is not _MISSING:
+            return _same, (self._previous,)
+        return getattr, (self._module(), self._method)
+
+    def retire(self) -> None:
+        """Restore what stood there before, if this wrapper still stands there; be inert wherever it was captured."""
+        self._registry = None
+        module = self._module()
+        if module is None or module.__dict__.get(self._method) is not self:
+            return
+        if self._previous is _MISSING:
+            del module.__dict__[self._method]
+        else:
+            module.__dict__[self._method] = self._previous
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class HookRegistry:
+    """The hooks of one module, by name. Make it with `get_or_create`."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self._hooks: dict[str, tuple[ModelHook, frozenset[str]]] = {}
+        self._wrappers: dict[str, _Wrapper] = {}
+
+    @classmethod
+    def get_or_create(cls, module: torch.nn.Module) -> "HookRegistry":
+        """Return the module's registry; it leaves the module with its last hook."""
+        registry = module.__dict__.get(_REGISTRY)
+        if registry is None:
+            registry = module.__dict__[_REGISTRY] = cls(module)
+        return registry
+
+    @classmethod
+    def find(cls, module: torch.nn.Module) -> "HookRegistry | None":
+        """Return the module's registry if it has one."""
+        return module.__dict__.get(_REGISTRY)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copied module has no hooks."""
+        return type(None), ()
+
+    def register_hook(self, name: str, hook: ModelHook, methods: Iterable[str] = ("forward",)) -> None:
+        """Run a hook around methods of the module; hooks registered later run inside earlier ones.
+
+        Args:
+            name: Its name here; an owner uses a name of its own and removes only that.
+            hook: What runs.
+            methods: Names of methods that do their work before they return.
+
+        Raises:
+            OffloadStateError: The name is taken, or a method is missing, a generator or a coroutine. Nothing is installed.
+        """
+        module, names = self._get_module(), tuple(methods)
+        if name in self._hooks:
+            raise OffloadStateError(f"hook {name!r} is registered on {type(module).__name__} already; remove it first")
+        for method in names:
+            function = getattr(module, method, None)
+            if not callable(function):
+                raise OffloadStateError(f"hook {name!r} names method {method!r}, which {type(module).__name__} does not have")
+            if kind := generator_kind(function):
+                raise OffloadStateError(
+                    f"hook {name!r} names {type(module).__name__}.{method}, which is {kind}: it returns before its work is done; "
+                    "name the methods that do the work instead"
+                )
+        self._hooks[name] = (hook, frozenset(names))
+        try:
+            hook.initialize_hook(module)
+            for method in names:
+                if method not in self._wrappers:
+                    self._wrappers[method] = wrapper = _Wrapper(self, module, method)
+                    module.__dict__[method] = wrapper
+        except BaseException:
+            self.remove_hook(name)
+            raise
+
+    def remove_hook(self, name: str) -> None:
+        """Remove a hook, the wrappers nobody else needs, and with the last hook the registry. Unknown names do nothing."""
+        module = self._module()
+        entry = self._hooks.get(name)
+        if entry is not None:
+            needed = frozenset().union(*(methods for other, (_, methods) in self._hooks.items() if other != name))
+            for method in [method for method in self._wrappers if method not in needed]:
+                self._wrappers[method].retire()
+                del self._wrappers[method]
+            if module is not None:
+                entry[0].remove_hook(module)
+            del self._hooks[name]
+        if not self._hooks and module is not None and module.__dict__.get(_REGISTRY) is self:
+            del module.__dict__[_REGISTRY]
+
+    def get_hook(self, name: str) -> ModelHook | None:
+        """Return the hook of that name, or None."""
+        entry = self._hooks.get(name)
+        return None if entry is None else entry[0]
+
+    def run(
+        self,
+        module: torch.nn.Module,
+        method: str,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a method within its hooks. A hook that was entered is left, by `post_forward` or else by `on_error`."""
+        entered: list[ModelHook] = []
+        try:
+            for hook, methods in tuple(self._hooks.values()):
+                if method in methods:
+                    entered.append(hook)
+                    args, kwargs = hook.pre_forward(module, method, args, kwargs)
+            output = original(*args, **kwargs)
+            while entered:
+                output = entered[-1].post_forward(module, method, output)
+                entered.pop()
+        except BaseException as error:
+            while entered:
+                _leave(entered.pop(), module, method, error)
+            raise
+        return output
+
+    def _get_module(self) -> torch.nn.Module:
+        module = self._module()
+        if module is None:
+            raise OffloadStateError("the module of this hook registry no longer exists")
+        return module
+
+
+def _leave(hook: ModelHook, module: torch.nn.Module, method: str, error: BaseException) -> None:
+    try:
+        hook.on_error(module, method, error)
+    except BaseException as second:  # noqa: BLE001  (the first error is the one to report)
+        error.add_note(f"{type(hook).__name__}.on_error failed too: {second!r}")
