@@ -1,0 +1,160 @@
+"""Find a registered pipeline: by name, by the folder it was saved to, or for a pipeline that exists."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pipelines.catalog import BUILT_IN
+from pipelines.entry import PipelineEntry, PipelineLookupError
+
+__all__ = ["GROUP", "PipelineEntry", "PipelineLookupError", "from_pipe", "from_pretrained", "get", "registered"]
+
+GROUP = "omni_offload.pipelines"
+"""Entry-point group through which other packages register: each entry point loads to a `PipelineEntry`."""
+
+_INDEX = "model_index.json"
+
+
+def registered() -> Mapping[str, PipelineEntry]:
+    """Return every registered pipeline by name, sorted; those of this package and those of installed ones.
+
+    Raises:
+        PipelineLookupError: An entry point does not load to a `PipelineEntry`, or a name is registered twice.
+    """
+    entries = {entry.name: entry for entry in BUILT_IN}
+    for point in entry_points(group=GROUP):
+        entry = _load_entry(point)
+        if entry.name in entries:
+            raise PipelineLookupError(
+                f"two pipelines are registered as {entry.name!r}: {entries[entry.name].pipeline!r} and "
+                f"{entry.pipeline!r} (of entry point {point.name!r}, {_source(point)}): rename one, or uninstall its "
+                "package"
+            )
+        entries[entry.name] = entry
+    return MappingProxyType(dict(sorted(entries.items())))
+
+
+def get(name: str) -> type:
+    """Import and return the class that is registered under a name.
+
+    Raises:
+        PipelineLookupError: There is no such name; the message lists those that there are.
+        ImportError: A package that the pipeline needs is not installed.
+    """
+    entries = registered()
+    if name not in entries:
+        close = difflib.get_close_matches(name, entries, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise PipelineLookupError(f"no pipeline is registered as {name!r}{hint}; there are: {', '.join(entries)}")
+    return entries[name].load()
+
+
+def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
+    """Load a pipeline that was saved in diffusers' format, as the registered class that stands for it.
+
+    Args:
+        path: A local folder with a `model_index.json`, which may name the upstream class or ours.
+        kwargs: Passed on to the class's `from_pretrained`. Nothing is downloaded, unless `local_files_only=False` is
+            given.
+
+    Raises:
+        PipelineLookupError: It is no such folder, or no pipeline is registered for its class.
+    """
+    folder = Path(path)
+    entry = _entry_for(_saved_class_name(folder), asked=f"the pipeline in {str(folder)!r}")
+    cls: Any = entry.load()
+    return cls.from_pretrained(folder, **{"local_files_only": True, **kwargs})
+
+
+def from_pipe(pipe: Any) -> Any:
+    """Return a pipeline of the registered class over the same component objects, with the same configuration.
+
+    No weight is copied, moved or cast. The original stays usable while the new one is not enabled.
+
+    Raises:
+        PipelineLookupError: No pipeline is registered for exactly this class.
+    """
+    upstream = type(pipe)
+    entry = _entry_for(upstream.__name__, asked=f"{upstream.__module__}.{upstream.__qualname__}")
+    cls: Any = entry.load()
+    if not issubclass(cls, upstream):
+        raise PipelineLookupError(
+            f"{upstream.__module__}.{upstream.__qualname__} has the name that {entry.pipeline!r} stands for, but is "
+            f"another class: its own methods would be lost. {_how_to_declare(upstream.__name__)}"
+        )
+    components = pipe.components
+    config = {key: value for key, value in pipe.config.items() if key not in components}
+    _, parameters = cls._get_signature_keys(cls)
+    made = cls(**components, **{key: value for key, value in config.items() if key in parameters})
+    made.register_to_config(**{key: value for key, value in config.items() if key not in parameters})
+    made.set_progress_bar_config(**getattr(pipe, "_progress_bar_config", {}))
+    return made
+
+
+def _load_entry(point: EntryPoint) -> PipelineEntry:
+    what = f"entry point {point.name!r} = {point.value!r} of group {GROUP!r} ({_source(point)})"
+    try:
+        entry = point.load()
+    except Exception as error:
+        raise PipelineLookupError(f"{what} does not load: {error}; repair or uninstall its package") from error
+    if not isinstance(entry, PipelineEntry):
+        raise PipelineLookupError(f"{what} must be a pipelines.PipelineEntry, not {entry!r}")
+    return entry
+
+
+def _source(point: EntryPoint) -> str:
+    return f"package {point.dist.name!r}" if point.dist is not None else "package unknown"
+
+
+def _saved_class_name(folder: Path) -> str:
+    """Return the class name in a folder's index; refuse what is no folder of a pipeline."""
+    index = folder / _INDEX
+    if not folder.is_dir():
+        raise PipelineLookupError(f"cannot load {str(folder)!r}: it is no local folder; download the model first")
+    if not index.is_file():
+        raise PipelineLookupError(f"cannot load {str(folder)!r}: it has no {_INDEX}, so it is no saved pipeline")
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PipelineLookupError(f"cannot load {str(folder)!r}: its {_INDEX} is no JSON: {error}") from error
+    name = content.get("_class_name") if isinstance(content, dict) else None
+    if not isinstance(name, str):
+        raise PipelineLookupError(
+            f"cannot load {str(folder)!r}: the '_class_name' in its {_INDEX} must be the name of a class, not {name!r}"
+        )
+    return name
+
+
+def _entry_for(class_name: str, *, asked: str) -> PipelineEntry:
+    """Return the entry of the one class that has a name or stands for it."""
+    found: dict[str, PipelineEntry] = {}
+    for entry in registered().values():
+        if class_name in (entry.class_name, entry.upstream_name):
+            found.setdefault(entry.pipeline, entry)
+    if not found:
+        raise PipelineLookupError(
+            f"no pipeline is registered for {asked}, a {class_name}. {_how_to_declare(class_name)}"
+        )
+    if len(found) > 1:
+        raise PipelineLookupError(
+            f"{asked} is a {class_name}, and several classes are registered for that: {', '.join(map(repr, found))}; "
+            "load one of them by its own from_pretrained"
+        )
+    return next(iter(found.values()))
+
+
+def _how_to_declare(class_name: str) -> str:
+    upstream = class_name.removeprefix("Omni")
+    return (
+        f"To declare one, write\n"
+        f"    class Omni{upstream}(OmniOffloadMixin, {upstream}):\n"
+        f'        _dit_modules = ["transformer"]\n'
+        f'        _encoder_modules = ["text_encoder"]\n'
+        f'        _vae_modules = ["vae"]\n'
+        f"and register it in your package through the entry-point group {GROUP!r}:\n"
+        f'    ENTRY = PipelineEntry("my_model", pipeline="my_package.module:Omni{upstream}")'
+    )

@@ -1,0 +1,122 @@
+"""Builders of single components, a few ten thousand parameters each, in evaluation mode.
+
+Weights are drawn from the CPU's generator: call the builders inside `seeded`.
+"""
+
+from typing import Any
+
+from diffusers import AutoencoderKL
+from transformers import (
+    CLIPImageProcessor,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    T5Config,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+from pipelines.tiny.seeding import fill_constants
+from pipelines.tiny.tokenizers import CLIP_BOS, CLIP_EOS, CLIP_VOCABULARY_SIZE, T5_VOCABULARY_SIZE
+
+__all__ = [
+    "TEXT_WIDTH",
+    "autoencoder_kl",
+    "clip_image_processor",
+    "clip_text_encoder",
+    "clip_vision_encoder",
+    "ready",
+    "t5_encoder",
+    "umt5_encoder",
+]
+
+TEXT_WIDTH = 32
+"""Hidden size of every tiny encoder."""
+
+
+def ready(module: Any) -> Any:
+    """Return the module in evaluation mode, without any parameter of one value only."""
+    fill_constants(module)
+    return module.eval()
+
+
+def clip_text_encoder(*, layers: int = 3, positions: int = 77) -> Any:
+    """Return a CLIP text encoder for `clip_tokenizer`."""
+    config = CLIPTextConfig(
+        vocab_size=CLIP_VOCABULARY_SIZE,
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=2 * TEXT_WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        max_position_embeddings=positions,
+        projection_dim=TEXT_WIDTH,
+        bos_token_id=CLIP_BOS,
+        eos_token_id=CLIP_EOS,
+        pad_token_id=CLIP_EOS,
+    )
+    return ready(CLIPTextModel(config))
+
+
+def clip_vision_encoder(*, layers: int = 3, image_size: int = 32) -> Any:
+    """Return a CLIP image encoder for `clip_image_processor`."""
+    config = CLIPVisionConfig(
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=2 * TEXT_WIDTH,
+        projection_dim=TEXT_WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        image_size=image_size,
+        patch_size=8,
+    )
+    return ready(CLIPVisionModel(config))
+
+
+def clip_image_processor(*, image_size: int = 32) -> Any:
+    """Return the processor that makes pixels for `clip_vision_encoder`."""
+    return CLIPImageProcessor(size={"shortest_edge": image_size}, crop_size={"height": image_size, "width": image_size})
+
+
+def t5_encoder(*, layers: int = 3) -> Any:
+    """Return a T5 encoder for `t5_tokenizer`; its embedding is tied to `shared`, as in every T5."""
+    return ready(T5EncoderModel(T5Config(**_t5_settings(layers))))
+
+
+def umt5_encoder(*, layers: int = 3) -> Any:
+    """Return a UMT5 encoder for `t5_tokenizer`."""
+    return ready(UMT5EncoderModel(UMT5Config(**_t5_settings(layers))))
+
+
+def autoencoder_kl(*, latent_channels: int = 4, widths: tuple[int, ...] = (16, 32), **settings: Any) -> Any:
+    """Return an image autoencoder.
+
+    Args:
+        latent_channels: Channels of the latent.
+        widths: Channels of each level; every level but the first halves height and width.
+        settings: Further settings of `AutoencoderKL`.
+    """
+    levels = len(widths)
+    return ready(
+        AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * levels,
+            up_block_types=("UpDecoderBlock2D",) * levels,
+            block_out_channels=widths,
+            layers_per_block=1,
+            latent_channels=latent_channels,
+            norm_num_groups=8,
+            **settings,
+        )
+    )
+
+
+def _t5_settings(layers: int) -> dict[str, Any]:
+    return {
+        "vocab_size": T5_VOCABULARY_SIZE,
+        "d_model": TEXT_WIDTH,
+        "d_kv": 8,
+        "d_ff": 2 * TEXT_WIDTH,
+        "num_layers": layers,
+        "num_heads": 4,
+        "feed_forward_proj": "gated-gelu",
+    }

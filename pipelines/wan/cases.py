@@ -1,0 +1,181 @@
+"""Wan cases: random weights, one or two hundred thousand parameters, nine frames of 32 x 32 pixels."""
+
+from collections.abc import Callable
+from typing import Any
+
+from diffusers import (
+    AutoencoderKLWan,
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+    WanTransformer3DModel,
+)
+
+from omni_offload.testing import PipelineCase
+from pipelines.tiny.components import (
+    TEXT_WIDTH,
+    clip_image_processor,
+    clip_vision_encoder,
+    ready,
+    umt5_encoder,
+)
+from pipelines.tiny.inputs import as_tensors, picture
+from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.tokenizers import t5_tokenizer
+from pipelines.wan.pipeline_wan import OmniWanPipeline
+from pipelines.wan.pipeline_wan_i2v import OmniWanImageToVideoPipeline
+
+__all__ = ["WAN_2_1", "WAN_2_1_I2V", "WAN_2_2", "WAN_2_2_I2V", "WAN_2_2_TI2V"]
+
+_LATENT_CHANNELS = 4
+_PICTURE_CHANNELS = 3 * _LATENT_CHANNELS  # noise, mask (one channel for each of four frames) and the encoded picture
+
+
+def _vae(**settings: Any) -> Any:
+    defaults = {
+        "base_dim": 4,
+        "z_dim": _LATENT_CHANNELS,
+        "dim_mult": [1, 2, 2, 2],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True, True],
+        "latents_mean": [0.1, -0.2, 0.3, -0.4],
+        "latents_std": [1.5, 0.75, 2.0, 1.25],
+    }
+    return ready(AutoencoderKLWan(**{**defaults, **settings}))
+
+
+def _transformer(*, in_channels: int = _LATENT_CHANNELS, **settings: Any) -> Any:
+    return ready(
+        WanTransformer3DModel(
+            patch_size=(1, 2, 2),
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=in_channels,
+            out_channels=_LATENT_CHANNELS,
+            text_dim=TEXT_WIDTH,
+            freq_dim=32,
+            ffn_dim=48,
+            num_layers=4,
+            rope_max_seq_len=64,
+            **settings,
+        )
+    )
+
+
+def _text_to_video(**parts: Any) -> OmniWanPipeline:
+    return _quiet(
+        OmniWanPipeline(
+            tokenizer=t5_tokenizer(),
+            text_encoder=umt5_encoder(),
+            scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+            transformer=_transformer(),
+            **parts,
+        )
+    )
+
+
+def _image_to_video(**parts: Any) -> OmniWanImageToVideoPipeline:
+    return _quiet(
+        OmniWanImageToVideoPipeline(
+            tokenizer=t5_tokenizer(),
+            text_encoder=umt5_encoder(),
+            vae=_vae(),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            **parts,
+        )
+    )
+
+
+def _quiet(pipeline: Any) -> Any:
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _make_2_1() -> OmniWanPipeline:
+    with seeded(1):
+        return _text_to_video(vae=_vae())
+
+
+def _make_2_2() -> OmniWanPipeline:
+    with seeded(2):
+        return _text_to_video(vae=_vae(), transformer_2=_transformer(), boundary_ratio=0.875)
+
+
+def _make_2_2_ti2v() -> OmniWanPipeline:
+    with seeded(3):
+        vae = _vae(
+            is_residual=True,
+            patch_size=2,
+            in_channels=12,
+            out_channels=12,
+            scale_factor_spatial=16,
+            decoder_base_dim=4,
+        )
+        return _text_to_video(vae=vae, expand_timesteps=True)
+
+
+def _make_2_1_i2v() -> OmniWanImageToVideoPipeline:
+    with seeded(4):
+        return _image_to_video(
+            image_processor=clip_image_processor(),
+            image_encoder=clip_vision_encoder(),
+            transformer=_transformer(
+                in_channels=_PICTURE_CHANNELS, image_dim=TEXT_WIDTH, added_kv_proj_dim=24, pos_embed_seq_len=None
+            ),
+        )
+
+
+def _make_2_2_i2v() -> OmniWanImageToVideoPipeline:
+    with seeded(5):
+        return _image_to_video(
+            transformer=_transformer(in_channels=_PICTURE_CHANNELS),
+            transformer_2=_transformer(in_channels=_PICTURE_CHANNELS),
+            boundary_ratio=0.9,
+        )
+
+
+def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
+    def make_inputs(_pipeline: Any) -> dict[str, Any]:
+        common = {
+            "prompt": "a red cat",
+            "negative_prompt": "blurry",
+            "height": 32,
+            "width": 32,
+            "num_frames": 9,
+            "num_inference_steps": 3,
+            "max_sequence_length": 32,
+            "output_type": "pt",
+            "generator": generator(),
+        }
+        return {**common, **arguments}
+
+    return make_inputs
+
+
+WAN_2_1 = PipelineCase(name="wan_2_1", make_pipeline=_make_2_1, make_inputs=_inputs(), outputs=as_tensors)
+"""Text to video with one DiT."""
+
+WAN_2_2 = PipelineCase(
+    name="wan_2_2",
+    make_pipeline=_make_2_2,
+    make_inputs=_inputs(num_inference_steps=4, guidance_scale=4.0, guidance_scale_2=3.0),
+    outputs=as_tensors,
+)
+"""Text to video with two DiTs: two steps each."""
+
+WAN_2_2_TI2V = PipelineCase(
+    name="wan_2_2_ti2v", make_pipeline=_make_2_2_ti2v, make_inputs=_inputs(), outputs=as_tensors
+)
+"""Text to video with one DiT, a time of its own for each token, and the VAE that works on patches."""
+
+WAN_2_1_I2V = PipelineCase(
+    name="wan_2_1_i2v", make_pipeline=_make_2_1_i2v, make_inputs=_inputs(image=picture()), outputs=as_tensors
+)
+"""Picture to video with one DiT and an image encoder."""
+
+WAN_2_2_I2V = PipelineCase(
+    name="wan_2_2_i2v",
+    make_pipeline=_make_2_2_i2v,
+    make_inputs=_inputs(image=picture(), num_inference_steps=4),
+    outputs=as_tensors,
+)
+"""Picture to video with two DiTs and no image encoder."""
