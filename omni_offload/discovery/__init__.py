@@ -1,0 +1,1 @@
+"""The components of a pipeline: declared as dotted paths, or found by well-known names."""
