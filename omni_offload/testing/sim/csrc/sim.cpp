@@ -1,0 +1,315 @@
+// Registration of the software accelerator with torch's dispatcher, and its Python side.
+#include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/view_native.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/library.h>
+
+#include <set>
+
+#include "kernel.h"
+
+namespace sim {
+namespace {
+
+// ---- allocation and copies: the operators that the CPU's kernels cannot serve ---------------------------------------------------
+Device device_or_current(std::optional<Device> d) { return d && d->has_index() ? *d : Device(kSim, tl_device); }
+
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> d,
+             std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
+  c10::DeviceGuard g(device_or_current(d));
+  return Tensor(at::detail::empty_generic(size, &g_device_allocator, kSimKeys, c10::dtype_or_default(dtype), format));
+}
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                     std::optional<Device> d, std::optional<bool> pin) {
+  TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
+  c10::DeviceGuard g(device_or_current(d));
+  return Tensor(at::detail::empty_strided_generic(size, stride, &g_device_allocator, kSimKeys, c10::dtype_or_default(dtype)));
+}
+
+// Moves dense memory of equal dtype and strides. The host waits where CUDA's would: for pageable memory, or if asked to.
+void move(const Tensor& src, const Tensor& dst, bool non_blocking, Direction dir, Device dev) {
+  static const char* const names[] = {"H2D copy", "D2H copy", "D2D copy"};
+  Stream* s = current_stream(dev.index());
+  auto from = block_of(src.storage()), to = block_of(dst.storage());
+  const auto host_block = dir == kH2D ? from : to;
+  std::shared_ptr<void> keep;
+  if (dir != kD2D && !(host_block && host_block->own)) keep = std::make_shared<Tensor>((dir == kH2D ? src : dst).detach());
+  std::vector<Use> uses;
+  if (from) uses.push_back(use_of(src, std::move(from), false));
+  if (to) uses.push_back(use_of(dst, std::move(to), true));
+  R().copy(s, dir, dst.mutable_data_ptr(), src.const_data_ptr(), src.numel() * src.itemsize(), std::move(uses), names[dir],
+           std::move(keep));
+  if (dir != kD2D && !(non_blocking && host_block)) R().sync_stream(s);
+}
+
+Tensor copy_from(const Tensor& src, const Tensor& dst, bool non_blocking) {
+  if (dst.numel() == 0) return dst;
+  const bool from_sim = is_sim(src), to_sim = is_sim(dst);
+  const Direction dir = !from_sim ? kH2D : !to_sim ? kD2H : kD2D;
+  const Device dev = from_sim ? src.device() : dst.device();
+  const Tensor s = src.sizes() == dst.sizes() ? src : src.expand(dst.sizes());
+  const bool raw = s.dtype() == dst.dtype() && s.is_conj() == dst.is_conj() && s.is_neg() == dst.is_neg() &&
+                   s.is_non_overlapping_and_dense() && s.strides() == dst.strides();
+  const bool within = dir == kD2D && src.device() == dst.device();
+  if (raw && (!within || tl_stream[dev.index()] != 0)) {
+    move(s, dst, non_blocking, dir, dev);
+    return dst;
+  }
+  if (within) {  // an ordinary kernel
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+    torch::jit::Stack stack{dst, s, non_blocking};
+    kernel(op, &stack);
+    return dst;
+  }
+  // Layout or dtype differ across the link: convert at the source, move, spread at the destination.
+  const Tensor packed = s.to(dst.scalar_type()).resolve_conj().resolve_neg().contiguous();
+  if (dst.is_contiguous() && !dst.is_conj() && !dst.is_neg()) {
+    move(packed, dst, non_blocking, dir, dev);
+  } else {
+    const Tensor landed = at::empty(dst.sizes(), dst.options());
+    move(packed, landed, to_sim && non_blocking, dir, dev);
+    dst.copy_(landed);
+  }
+  return dst;
+}
+Tensor copy_from_and_resize(const Tensor& src, const Tensor& dst) {
+  const_cast<Tensor&>(dst).resize_(src.sizes());
+  return copy_from(src, dst, false);
+}
+void record_stream(Tensor& t, c10::Stream s) { g_device_allocator.recordStream(t.storage().data_ptr(), s); }
+bool compatible(const Tensor&, const Tensor&) { return true; }  // so that `param.data = x` and module.to() cross devices in place
+
+// ---- autocast, from torch's own lists ---------------------------------------------------------------------------------------------
+template <bool kLow>
+void autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard no(c10::DispatchKey::AutocastPrivateUse1);
+  const auto to = kLow ? at::autocast::get_autocast_dtype(kSim) : at::kFloat;
+  const size_t n = op.schema().arguments().size(), base = stack->size() - n;
+  for (size_t i = 0; i < n; i++) {
+    auto& v = (*stack)[base + i];
+    if (v.isTensor()) {
+      v = at::autocast::cached_cast(to, v.toTensor(), kSim);
+    } else if (v.isTensorList()) {
+      c10::List<Tensor> out;
+      for (const Tensor& t : v.toTensorList()) out.push_back(at::autocast::cached_cast(to, t, kSim));
+      v = std::move(out);
+    }
+  }
+  op.callBoxed(stack);
+}
+
+// ---- registrations ----------------------------------------------------------------------------------------------------------------
+torch::CppFunction boxed_function() { return torch::CppFunction::makeFromBoxedFunction<&boxed>(); }
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(boxed_function()); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("as_strided", at::native::as_strided_tensorimpl);
+  m.impl("view", at::native::view);
+  m.impl("_reshape_alias", at::native::_reshape_alias);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("record_stream", &record_stream);
+  m.impl("_has_compatible_shallow_copy_type", &compatible);
+  static const std::set<std::string> own = {
+      "empty.memory_format", "empty_strided", "as_strided", "view", "_reshape_alias", "_copy_from", "_copy_from_and_resize",
+      "record_stream",
+      "native_channel_shuffle", "mish_backward", "silu_backward"};  // composite: torch refuses or decomposes them
+  // The fallback alone would not do: composite kernels win over it, and give other bits than the CPU's.
+  for (const auto& n : c10::Dispatcher::singleton().getRegistrationsForDispatchKey(c10::DispatchKey::CPU)) {
+    if (n.name.rfind("aten::", 0) != 0) continue;
+    const std::string name = n.name.substr(6) + (n.overload_name.empty() ? "" : "." + n.overload_name);
+    if (!own.count(name)) m.impl(name.c_str(), boxed_function());
+  }
+  for (const char* name : {"convolution", "convolution_backward", "scaled_dot_product_attention", "lstm.input", "lstm.data",
+                           "gru.input", "gru.data", "rnn_tanh.input", "rnn_relu.input"})  // these branch on the device's type
+    m.impl(name, boxed_function());
+}
+// Else torch's fallback resolves the source by cloning it, which copies it, which resolves it ... until the stack ends.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shallow_copy_type", &compatible); }
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+#define SIM_NAME1(op) #op
+#define SIM_NAME2(op, overload) #op "." #overload
+#define SIM_PICK(_1, _2, N, ...) N
+#define SIM_CAST(low, ...)                                            \
+  m.impl(SIM_PICK(__VA_ARGS__, SIM_NAME2, SIM_NAME1)(__VA_ARGS__), \
+         torch::CppFunction::makeFromBoxedFunction<&autocast<low>>());
+#define SIM_LOW(...) SIM_CAST(true, __VA_ARGS__)
+#define SIM_FP32(...) SIM_CAST(false, __VA_ARGS__)
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  AT_FORALL_LOWER_PRECISION_FP(SIM_LOW)
+  AT_FORALL_FP32(SIM_FP32)
+}
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+// Collectives go to the group's gloo backend. This overrides torch's own entries, of which torch would warn.
+void own_collectives() {
+  struct Quiet : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } quiet;
+  c10::WarningUtils::WarningHandlerGuard g(&quiet);
+  static torch::Library m(torch::Library::IMPL, "c10d", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  for (const auto& n : c10::Dispatcher::singleton().getRegistrationsForDispatchKey(c10::DispatchKey::CPU))
+    if (n.name.rfind("c10d::", 0) == 0 && n.overload_name.empty()) m.impl(n.name.substr(6).c_str(), boxed_function());
+}
+
+// ---- Python -----------------------------------------------------------------------------------------------------------------------
+namespace py = pybind11;
+
+const char* intern(const std::string& s) {
+  static std::set<std::string> names;
+  return names.insert(s).first->c_str();
+}
+
+void configure(const py::dict& d) {  // every setting, checked by the caller
+  auto& r = R();
+  const bool virtual_time = d["mode"].cast<std::string>() == "virtual";
+  if (virtual_time != r.cfg.virtual_time) r.drain_all();
+  const auto races = d["races"].cast<std::string>();
+  std::lock_guard<std::mutex> l(r.mu);
+  auto& c = r.cfg;
+  c.virtual_time = virtual_time;
+  c.races = races == "off" ? Races::Off : races == "raise" ? Races::Raise : Races::Record;
+  c.poison = d["poison"].cast<bool>();
+  c.devices = d["devices"].cast<int>();
+  if (tl_device >= c.devices) tl_device = 0;
+  c.capacity = d["capacity"].cast<size_t>();
+  c.pinned_capacity = d["pinned_capacity"].cast<size_t>();
+  c.bandwidth[kH2D] = d["h2d_gbps"].cast<double>() * 1e9;
+  c.bandwidth[kD2H] = d["d2h_gbps"].cast<double>() * 1e9;
+  c.copy_latency = d["copy_latency"].cast<double>();
+  c.launch = d["launch"].cast<double>();
+  c.flops = d["flops"].cast<double>();
+  c.memory = d["memory_gbps"].cast<double>() * 1e9;
+  c.collective = d["collective_gbps"].cast<double>() * 1e9;
+  c.fail_alloc_in = d["fail_alloc_in"].cast<int64_t>();
+  c.fail_pin_in = d["fail_pin_in"].cast<int64_t>();
+}
+py::dict memory_of(const MemoryStats& m) {
+  py::dict d;
+  d["allocated"] = m.allocated;
+  d["peak"] = m.allocated_peak;
+  d["count"] = m.since_reset;
+  return d;
+}
+void reset_peak(int dev) {  // -1: pinned memory
+  if (dev >= 0) return g_device_allocator.resetPeakStats(dev);
+  std::lock_guard<std::mutex> l(R().mu);
+  R().pinned.allocated_peak = R().pinned.allocated;
+}
+void reset_counters() {
+  auto& r = R();
+  for (int i = 0; i < kMaxDevices; i++) reset_peak(i);
+  reset_peak(-1);
+  std::lock_guard<std::mutex> l(r.mu);
+  for (auto& n : r.copied) n = 0;
+  for (auto& m : r.memory) m.since_reset = 0;
+  r.pinned.since_reset = 0;
+}
+py::list races() {
+  std::lock_guard<std::mutex> l(R().mu);
+  py::list out;
+  for (const auto& r : R().races)
+    out.append(py::make_tuple(r.message, r.kind, r.first, r.first_on, r.second, r.second_on, r.dev, r.nbytes, r.lo, r.hi));
+  return out;
+}
+void reset_races() {
+  std::lock_guard<std::mutex> l(R().mu);
+  R().races.clear();
+  R().graves.clear();
+  R().race_count = 0;
+}
+size_t start_trace() {
+  std::lock_guard<std::mutex> l(R().mu);
+  if (R().tracing++ == 0) R().spans.clear();
+  return R().spans.size();
+}
+py::list stop_trace(size_t from) {
+  R().drain_all();
+  std::lock_guard<std::mutex> l(R().mu);
+  R().tracing--;
+  py::list out;
+  for (size_t i = from; i < R().spans.size(); i++) {
+    const auto& s = R().spans[i];
+    out.append(py::make_tuple(s.what, s.dev, s.stream, s.start, s.end, s.bytes));
+  }
+  return out;
+}
+void host_touch(uintptr_t p, size_t n, bool write, const std::string& what) {
+  auto* at = reinterpret_cast<char*>(p);
+  if (auto b = R().find_pin(at)) R().host_touch(*b, at - b->ptr, at - b->ptr + n, write, intern(what));
+}
+py::object rng_state(int dev) { return py::reinterpret_steal<py::object>(THPVariable_Wrap(default_generator(dev).get_state())); }
+void set_rng_state(const py::object& state, int dev) {
+  TORCH_CHECK_TYPE(THPVariable_Check(state.ptr()), "sim: a generator's state is a tensor");
+  default_generator(dev).set_state(THPVariable_Unpack(state.ptr()));
+}
+void seed_all(uint64_t seed) {
+  for (int i = 0; i < R().cfg.devices; i++) default_generator(i).set_current_seed(seed);
+}
+
+}  // namespace
+}  // namespace sim
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace sim;
+  static Hooks hooks;
+  c10::SetAllocator(kSim, &g_device_allocator, 0);
+  at::setHostAllocator(kSim, &g_pinned_allocator);
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+  own_collectives();
+
+  m.def("configure", &configure);
+  m.def("countdowns", [] {
+    std::lock_guard<std::mutex> l(R().mu);
+    return py::make_tuple(R().cfg.fail_alloc_in, R().cfg.fail_pin_in);
+  });
+  m.def("memory", [](int dev) {  // -1: pinned memory
+    std::lock_guard<std::mutex> l(R().mu);
+    return memory_of(dev < 0 ? R().pinned : R().memory[dev]);
+  });
+  m.def("reset_peak", &reset_peak);
+  m.def("reset_counters", &reset_counters);
+  m.def("copied", [](int direction) {
+    std::lock_guard<std::mutex> l(R().mu);
+    return R().copied[direction];
+  });
+  m.def("clock", [] { return R().now(); });
+  m.def("races", &races);
+  m.def("race_count", [] {
+    std::lock_guard<std::mutex> l(R().mu);
+    return R().race_count;
+  });
+  m.def("reset_races", &reset_races);
+  m.def("start_trace", &start_trace);
+  m.def("stop_trace", &stop_trace);
+  m.def("drain", [] { R().drain_all(); });
+  m.def("spin", [](double seconds) { R().spin(current_stream(tl_device), seconds); });
+  m.def("host_work", [](double seconds) { R().host_work(seconds); });
+  m.def("host_register", [](uintptr_t p, size_t n) { R().host_register(reinterpret_cast<char*>(p), n); });
+  m.def("host_unregister", [](uintptr_t p) { R().host_unregister(reinterpret_cast<char*>(p)); });
+  m.def("host_touch", &host_touch);
+  m.def("bad_fork", [] { return R().forked; });
+  m.def("seed_all", &seed_all);
+  m.def("rng_state", &rng_state);
+  m.def("set_rng_state", &set_rng_state);
+  m.def("set_device", [](int dev) {
+    check_device(dev);
+    tl_device = dev;
+  });
+  m.def("current_device", [] { return static_cast<int>(tl_device); });
+  m.def("device_count", [] { return R().cfg.devices; });
+}
