@@ -1,1 +1,36 @@
 """The components of a pipeline: declared as dotted paths, or found by well-known names."""
+
+from omni_offload.discovery.components import WELL_KNOWN, Component, discover_components, find_components, refuse_meta
+from omni_offload.discovery.declarations import (
+    LISTS,
+    declared_co_residents,
+    declared_entry_points,
+    declared_lists,
+    validate_declarations,
+)
+from omni_offload.discovery.entry_points import EntryPoint, find_entry_points, resolve_entry_points
+from omni_offload.discovery.paths import all_components, find_module, is_path, modules_in
+from omni_offload.discovery.problems import Problems, class_name, nearest
+
+__all__ = [
+    "LISTS",
+    "WELL_KNOWN",
+    "Component",
+    "EntryPoint",
+    "Problems",
+    "all_components",
+    "class_name",
+    "declared_co_residents",
+    "declared_entry_points",
+    "declared_lists",
+    "discover_components",
+    "find_components",
+    "find_entry_points",
+    "find_module",
+    "is_path",
+    "modules_in",
+    "nearest",
+    "refuse_meta",
+    "resolve_entry_points",
+    "validate_declarations",
+]

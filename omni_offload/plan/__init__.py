@@ -1,5 +1,15 @@
 """Which modules are meant, and what is done with each."""
 
 from omni_offload.plan.model import PlannedComponent, ResolvedOffloadPlan, Treatment
+from omni_offload.plan.resolver import resolve_offload_plan, streamed_blocks, streamed_parameters
+from omni_offload.plan.weights import weight_bytes
 
-__all__ = ["PlannedComponent", "ResolvedOffloadPlan", "Treatment"]
+__all__ = [
+    "PlannedComponent",
+    "ResolvedOffloadPlan",
+    "Treatment",
+    "resolve_offload_plan",
+    "streamed_blocks",
+    "streamed_parameters",
+    "weight_bytes",
+]

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Self
 
@@ -23,6 +23,10 @@ class Treatment(str, Enum):  # noqa: UP042  (as the enums of the configuration)
     """Its blocks pass through device buffers; its rest rotates."""
     STAY = "stay"
     """On the device."""
+
+
+def _names(value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -46,10 +50,10 @@ class PlannedComponent:
     path: str
     kind: str
     treatment: Treatment = attrs.field(converter=Treatment)
-    aliases: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    aliases: tuple[str, ...] = attrs.field(default=(), converter=_names)
     reason: str
-    block_paths: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    rest_paths: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    block_paths: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    rest_paths: tuple[str, ...] = attrs.field(default=(), converter=_names)
     resident_layers: int | None = None
     transfer: DLOTransfer | None = attrs.field(default=None, converter=attrs.converters.optional(DLOTransfer))
     on_demand: bool = False
