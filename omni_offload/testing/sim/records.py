@@ -138,7 +138,10 @@ def reset_counters() -> None:
 
 
 def clock() -> float:
-    """Return the time in seconds: virtual (the latest of the host and all streams), or wall in threads mode."""
+    """Return the time in seconds: virtual (the latest of the host and all streams), or wall in threads mode.
+
+    Synchronise every device that was used before measuring a difference.
+    """
     return library().clock()
 
 

@@ -21,9 +21,7 @@ bool is_sim(const Tensor& t) { return t.device().type() == kSim; }
 
 BlockP block_of(const c10::Storage& s) {
   auto* h = s.data_ptr().cast_context<Handle>(s.device_type() == kSim ? &free_device : &free_pinned);
-  if (h) return h->block;
-  if (s.device_type() == c10::kCPU && s.data()) return R().find_pin(s.data());
-  return nullptr;
+  return h ? h->block : nullptr;
 }
 
 // The bytes of a block from a tensor's first element to its last.
@@ -33,6 +31,17 @@ Use use_of(const Tensor& t, BlockP b, bool write) {
   for (int64_t i = 0; i < t.dim(); i++) (t.stride(i) < 0 ? lo : hi) += t.stride(i) * (t.size(i) - 1);
   const int64_t base = static_cast<const char*>(t.storage().data()) - b->ptr, item = t.itemsize();
   return {std::move(b), static_cast<size_t>(base + lo * item), static_cast<size_t>(base + hi * item), write};
+}
+
+// As `use_of`, where there is a block; a CPU tensor's may be registered memory, if all of the tensor lies in it.
+std::optional<Use> find_use(const Tensor& t, bool write) {
+  auto b = block_of(t.storage());
+  const bool search = !b && t.device().type() == c10::kCPU && t.numel();
+  if (search) b = R().find_pin(t.const_data_ptr());
+  if (!b) return std::nullopt;
+  auto use = use_of(t, std::move(b), write);
+  if (search && (use.hi > use.block->nbytes || use.lo > use.hi)) return std::nullopt;
+  return use;
 }
 
 Tensor tensor_on(c10::Storage storage, c10::DispatchKeySet keys, const Tensor& like) {
@@ -66,6 +75,7 @@ struct OpInfo {
   bool view;        // neither reads nor writes elements
   bool collective;
   Flop flop;
+  std::optional<size_t> generator;  // which argument is one
 };
 
 bool is_view(const c10::FunctionSchema& schema) {
@@ -75,6 +85,11 @@ bool is_view(const c10::FunctionSchema& schema) {
     aliases = true;
   }
   return aliases;
+}
+std::optional<size_t> generator_of(const c10::FunctionSchema& schema) {
+  for (size_t i = 0; i < schema.arguments().size(); i++)
+    if (schema.arguments()[i].type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()))) return i;
+  return std::nullopt;
 }
 OpInfo describe(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> mixed = {
@@ -88,7 +103,7 @@ OpInfo describe(const c10::OperatorHandle& op) {
   const auto f = flops.find(name);
   return {name.c_str(), mixed.count(name) > 0,
           op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape), is_view(schema),
-          name.rfind("c10d::", 0) == 0, f == flops.end() ? Flop::None : f->second};
+          name.rfind("c10d::", 0) == 0, f == flops.end() ? Flop::None : f->second, generator_of(schema)};
 }
 const OpInfo& info_of(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const void*, OpInfo> cache;
@@ -147,8 +162,7 @@ struct Call {
       }
     Tensor lent = tensor_on(lent_storage(t.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), t);
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) lent.unsafeGetTensorImpl()->set_wrapped_number(true);
-    auto b = op.view ? nullptr : block_of(t.storage());
-    if (b) {
+    if (auto b = op.view ? nullptr : block_of(t.storage())) {
       uses.push_back(use_of(t, std::move(b), write));
       bytes += uses.back().hi - uses.back().lo;
     }
@@ -156,6 +170,7 @@ struct Call {
     return lent;
   }
   void take(c10::IValue& v, bool write);
+  void lend_generator(c10::IValue& v) const;
   void take_all(const c10::FunctionSchema& schema, torch::jit::Stack& stack);
 
   Tensor give(const Tensor& t) {
@@ -230,15 +245,18 @@ void Call::take(c10::IValue& v, bool write) {
     if (asked->type() != kSim) return;
     asked = Device(kSim, index_of(*asked));
     v = Device(c10::kCPU);
-  } else if (v.isGenerator()) {
-    const auto g = v.toGenerator();
-    if (g.defined() && g.device().type() == kSim) v = static_cast<Generator*>(g.unsafeGetGeneratorImpl())->cpu;
   } else if (v.isStorage()) {
     const auto s = v.toStorage();
     if (s.device_type() != kSim) return;
     on(s.device());
     v = lent_storage(s);
   }
+}
+void Call::lend_generator(c10::IValue& v) const {
+  if (!device) return;
+  const auto g = v.isGenerator() ? v.toGenerator() : default_generator(device->index());
+  TORCH_CHECK(g.device().type() == kSim, "Expected a 'sim' device type for generator but found '", g.device().type(), "'");
+  v = static_cast<Generator*>(g.unsafeGetGeneratorImpl())->cpu;
 }
 void Call::take_all(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   const size_t n = schema.arguments().size(), base = stack.size() - n;
@@ -250,6 +268,7 @@ void Call::take_all(const c10::FunctionSchema& schema, torch::jit::Stack& stack)
     take(stack[base + i], write);
   }
   if (asked && asked->type() == kSim) device = asked;
+  if (op.generator) lend_generator(stack[base + *op.generator]);
   TORCH_CHECK(device, "sim: ", op.name, " reached the device without a device tensor");
   TORCH_CHECK(!host_tensor, "Expected all tensors to be on the same device, but found at least two devices, ", *device,
               " and cpu! (in ", op.name, ")");

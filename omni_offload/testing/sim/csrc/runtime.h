@@ -510,6 +510,7 @@ struct Runtime {
     grow(pinned.allocated, pinned.allocated_peak, n);
     pinned.count++;
     pinned.live++;
+    pinned.since_reset++;
     return pins[b->ptr] = b;
   }
   void unpin_locked(const BlockP& b) {

@@ -37,16 +37,16 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional
 void move(const Tensor& src, const Tensor& dst, bool non_blocking, Direction dir, Device dev) {
   static const char* const names[] = {"H2D copy", "D2H copy", "D2D copy"};
   Stream* s = current_stream(dev.index());
-  auto from = block_of(src.storage()), to = block_of(dst.storage());
-  const auto host_block = dir == kH2D ? from : to;
+  const auto from = find_use(src, false), to = find_use(dst, true);
+  const auto& host = dir == kH2D ? from : to;
   std::shared_ptr<void> keep;
-  if (dir != kD2D && !(host_block && host_block->own)) keep = std::make_shared<Tensor>((dir == kH2D ? src : dst).detach());
+  if (dir != kD2D && !(host && host->block->own)) keep = std::make_shared<Tensor>((dir == kH2D ? src : dst).detach());
   std::vector<Use> uses;
-  if (from) uses.push_back(use_of(src, std::move(from), false));
-  if (to) uses.push_back(use_of(dst, std::move(to), true));
+  if (from) uses.push_back(*from);
+  if (to) uses.push_back(*to);
   R().copy(s, dir, dst.mutable_data_ptr(), src.const_data_ptr(), src.numel() * src.itemsize(), std::move(uses), names[dir],
            std::move(keep));
-  if (dir != kD2D && !(non_blocking && host_block)) R().sync_stream(s);
+  if (dir != kD2D && !(non_blocking && host)) R().sync_stream(s);
 }
 
 Tensor copy_from(const Tensor& src, const Tensor& dst, bool non_blocking) {
@@ -87,20 +87,42 @@ void record_stream(Tensor& t, c10::Stream s) { g_device_allocator.recordStream(t
 bool compatible(const Tensor&, const Tensor&) { return true; }  // so that `param.data = x` and module.to() cross devices in place
 
 // ---- autocast, from torch's own lists ---------------------------------------------------------------------------------------------
-template <bool kLow>
+enum class Cast { Low, Fp32, ResultFp32, Widest };
+
+at::ScalarType widest_of(const torch::jit::Stack& stack, size_t base) {
+  auto widest = at::autocast::get_autocast_dtype(kSim);
+  auto see = [&](const Tensor& t) {
+    if (t.defined()) widest = at::autocast::prioritize(widest, t, kSim);
+  };
+  for (size_t i = base; i < stack.size(); i++) {
+    if (stack[i].isTensor()) see(stack[i].toTensor());
+    else if (stack[i].isTensorList())
+      for (const Tensor& t : stack[i].toTensorList()) see(t);
+  }
+  return widest;
+}
+void cast(c10::IValue& v, at::ScalarType to) {
+  if (v.isTensor()) {
+    v = at::autocast::cached_cast(to, v.toTensor(), kSim);
+  } else if (v.isTensorList()) {
+    c10::List<Tensor> out;
+    for (const Tensor& t : v.toTensorList()) out.push_back(at::autocast::cached_cast(to, t, kSim));
+    v = std::move(out);
+  }
+}
+template <Cast kind>
 void autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard no(c10::DispatchKey::AutocastPrivateUse1);
-  const auto to = kLow ? at::autocast::get_autocast_dtype(kSim) : at::kFloat;
-  const size_t n = op.schema().arguments().size(), base = stack->size() - n;
-  for (size_t i = 0; i < n; i++) {
-    auto& v = (*stack)[base + i];
-    if (v.isTensor()) {
-      v = at::autocast::cached_cast(to, v.toTensor(), kSim);
-    } else if (v.isTensorList()) {
-      c10::List<Tensor> out;
-      for (const Tensor& t : v.toTensorList()) out.push_back(at::autocast::cached_cast(to, t, kSim));
-      v = std::move(out);
-    }
+  const auto& arguments = op.schema().arguments();
+  const size_t n = arguments.size(), base = stack->size() - n;
+  if (kind == Cast::ResultFp32) {
+    const auto& first = (*stack)[base];
+    const bool eligible = first.isTensor() && at::autocast::is_eligible(first.toTensor(), kSim) && first.toTensor().is_floating_point();
+    for (size_t i = 0; i < n && eligible; i++)
+      if (arguments[i].name() == "dtype" && (*stack)[base + i].isNone()) (*stack)[base + i] = at::kFloat;
+  } else {
+    const auto to = kind == Cast::Fp32 ? at::kFloat : kind == Cast::Low ? at::autocast::get_autocast_dtype(kSim) : widest_of(*stack, base);
+    for (size_t i = 0; i < n; i++) cast((*stack)[base + i], to);
   }
   op.callBoxed(stack);
 }
@@ -143,14 +165,21 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::m
 #define SIM_NAME1(op) #op
 #define SIM_NAME2(op, overload) #op "." #overload
 #define SIM_PICK(_1, _2, N, ...) N
-#define SIM_CAST(low, ...)                                            \
+#define SIM_CAST(kind, ...)                                        \
   m.impl(SIM_PICK(__VA_ARGS__, SIM_NAME2, SIM_NAME1)(__VA_ARGS__), \
-         torch::CppFunction::makeFromBoxedFunction<&autocast<low>>());
-#define SIM_LOW(...) SIM_CAST(true, __VA_ARGS__)
-#define SIM_FP32(...) SIM_CAST(false, __VA_ARGS__)
+         torch::CppFunction::makeFromBoxedFunction<&autocast<Cast::kind>>());
+#define SIM_LOW(...) SIM_CAST(Low, __VA_ARGS__)
+#define SIM_FP32(...) SIM_CAST(Fp32, __VA_ARGS__)
+#define SIM_RESULT_FP32(...) SIM_CAST(ResultFp32, __VA_ARGS__)
+#define SIM_WIDEST(...) SIM_CAST(Widest, __VA_ARGS__)
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   AT_FORALL_LOWER_PRECISION_FP(SIM_LOW)
   AT_FORALL_FP32(SIM_FP32)
+  AT_FORALL_FP32_SET_OPT_DTYPE(SIM_RESULT_FP32)
+  AT_FORALL_PROMOTE(SIM_WIDEST)
+  for (const char* name : {"cat", "stack"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&autocast<Cast::Widest>>());
+  for (const char* name : {"norm.Scalar", "norm.ScalarOpt_dim"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&autocast<Cast::Fp32>>());
 }
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
