@@ -1,1 +1,76 @@
-"""x"""
+"""Pipelines own their offloading: run diffusion pipelines on accelerators smaller than their weights."""
+
+from omni_offload.backends import (
+    DistributedLayerwiseOffloadBackend,
+    LayerwiseOffloadBackend,
+    ModelLevelOffloadBackend,
+    OffloadBackend,
+)
+from omni_offload.cleanup import run_cleanup_steps
+from omni_offload.config import (
+    DiffusionParallelConfig,
+    DLOTransfer,
+    LayerOptions,
+    OffloadConfig,
+    OffloadMode,
+    OffloadPlan,
+    OffloadStrategy,
+    OmniDiffusionConfig,
+    ResidentPlacement,
+)
+from omni_offload.errors import ComponentPathError, ContractViolation, OffloadConfigError, OffloadError, OffloadStateError
+from omni_offload.factory import get_offload_backend
+from omni_offload.hooks import HookRegistry, ModelHook
+from omni_offload.mixins import ComponentDiscoveryMixin, ModelCpuOffloadMixin, OmniOffloadMixin
+from omni_offload.plan import ResolvedOffloadPlan, resolve_offload_plan
+from omni_offload.protocols import (
+    DIT_COMPONENT,
+    TEXT_ENCODER_COMPONENT,
+    VAE_COMPONENT,
+    SupportsComponentDiscovery,
+    SupportsModelCpuOffload,
+    supports_component_discovery,
+    supports_model_cpu_offload,
+)
+from omni_offload.residency import ModuleResidency
+from omni_offload.trace import ComponentReport, OffloadReport
+
+__all__ = [
+    "DIT_COMPONENT",
+    "TEXT_ENCODER_COMPONENT",
+    "VAE_COMPONENT",
+    "ComponentDiscoveryMixin",
+    "ComponentPathError",
+    "ComponentReport",
+    "ContractViolation",
+    "DLOTransfer",
+    "DiffusionParallelConfig",
+    "DistributedLayerwiseOffloadBackend",
+    "HookRegistry",
+    "LayerOptions",
+    "LayerwiseOffloadBackend",
+    "ModelCpuOffloadMixin",
+    "ModelHook",
+    "ModelLevelOffloadBackend",
+    "ModuleResidency",
+    "OffloadBackend",
+    "OffloadConfig",
+    "OffloadConfigError",
+    "OffloadError",
+    "OffloadMode",
+    "OffloadPlan",
+    "OffloadReport",
+    "OffloadStateError",
+    "OffloadStrategy",
+    "OmniDiffusionConfig",
+    "OmniOffloadMixin",
+    "ResidentPlacement",
+    "ResolvedOffloadPlan",
+    "SupportsComponentDiscovery",
+    "SupportsModelCpuOffload",
+    "get_offload_backend",
+    "resolve_offload_plan",
+    "run_cleanup_steps",
+    "supports_component_discovery",
+    "supports_model_cpu_offload",
+]

@@ -36,6 +36,8 @@ def generator_kind(function: object) -> str | None:
 class ModelHook:
     """What runs around a hooked method. Every method is optional to override."""
 
+    # ruff: noqa: ARG002  (the defaults do nothing with what they are given)
+
     def initialize_hook(self, module: torch.nn.Module) -> None:
         """Called once, before the first method is wrapped."""
 
@@ -62,16 +64,16 @@ class _Wrapper:
     def __init__(self, registry: "HookRegistry", module: torch.nn.Module, method: str) -> None:
         function = getattr(module, method)
         functools.update_wrapper(self, function, updated=())
-        del self.__wrapped__  # a bound method would keep the module alive
+        self.__dict__.pop("__wrapped__", None)  # a bound method would keep the module alive
         self.__signature__ = inspect.signature(function)
         self._registry: HookRegistry | None = registry
         self._module = weakref.ref(module)
         self._method = method
-        self._previous = module.__dict__.get(method, _MISSING)
+        self._previous: Any = module.__dict__.get(method, _MISSING)
 
     def _original(self, module: torch.nn.Module) -> Callable[..., Any]:
         if self._previous is not _MISSING:
-            return self._previous  # type: ignore[return-value]  # another library's callable
+            return self._previous  # type: ignore[no-any-return]  # another library's callable
         bound: Callable[..., Any] = inspect.getattr_static(type(module), self._method).__get__(module, type(module))
         return bound
 

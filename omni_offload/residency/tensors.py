@@ -20,6 +20,9 @@ __all__ = ["ALIGNMENT", "Entry", "Placement", "Tables", "align", "collect", "gro
 ALIGNMENT = 64
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def align(nbytes: int) -> int:
     """Round a size or offset (bytes) up to `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
@@ -174,17 +177,22 @@ def _unmovable(tensor: torch.Tensor) -> str | None:
         return "it is not initialised yet; run its module once"
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return f"its layout {tensor.layout} is not a strided one; densify it or leave its component unmanaged"
-    if is_traceable_wrapper_subclass(tensor):
+    if type(tensor) not in _PLAIN and _has_inner_tensors(tensor):
         return "its values lie in inner tensors; leave its component unmanaged, or dequantise it"
     return None
 
 
+def _has_inner_tensors(value: object) -> bool:
+    return bool(is_traceable_wrapper_subclass(value))
+
+
 def group_by_bytes(entries: Iterable[Entry]) -> list[Placement]:
     """Group tensors by overlapping bytes; the order is that of the first entry of each group."""
-    order = {id(entry): index for index, entry in enumerate(entries_list := list(entries))}
-    spans = []
+    entries = list(entries)
+    order = {id(entry): index for index, entry in enumerate(entries)}
+    spans: list[tuple[int, int, Entry]] = []
     placements = []
-    for entry in entries_list:
+    for entry in entries:
         if entry.tensor.numel() == 0:
             placements.append(Placement((entry,), entry.tensor.untyped_storage(), 0, 0, (0,)))
         else:
@@ -209,7 +217,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the addresses of a tensor's first byte and of the byte after its last."""
     first = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.itemsize
     reach = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    return first, first + (reach + 1) * tensor.itemsize
+    return int(first), int(first + (reach + 1) * tensor.itemsize)
 
 
 def _placement(run: list[tuple[int, int, Entry]]) -> Placement:

@@ -1,0 +1,66 @@
+"""The lock that serialises the calls on one pipeline, and refuses a wait that cannot end."""
+
+import threading
+
+from omni_offload.errors import OffloadStateError
+
+__all__ = ["CallLock"]
+
+_TABLE = threading.Condition(threading.Lock())
+_WAITING: dict[int, "CallLock"] = {}
+
+
+class CallLock:
+    """A reentrant lock. A thread that would wait for a thread that waits for it gets an error instead.
+
+    Every hold has a token, so that giving one up twice, or after an interrupt, is harmless.
+
+    Args:
+        name: What it guards, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._thread: int | None = None
+        self._tokens: list[object] = []
+
+    def held(self) -> bool:
+        """Whether the current thread holds the lock."""
+        return self._thread == threading.get_ident()
+
+    def acquire(self, token: object) -> None:
+        """Take the lock, or take it once more; blocks while another thread holds it.
+
+        Raises:
+            OffloadStateError: That thread waits, directly or through others, for a lock that this thread holds.
+        """
+        me = threading.get_ident()
+        with _TABLE:
+            try:
+                while self._thread not in (None, me):
+                    self._refuse_deadlock(me)
+                    _WAITING[me] = self
+                    _TABLE.wait()
+            finally:
+                _WAITING.pop(me, None)
+            self._thread = me
+            self._tokens.append(token)
+
+    def release(self, token: object) -> None:
+        """Give up one hold. A token that holds nothing does nothing."""
+        with _TABLE:
+            if token in self._tokens:
+                self._tokens.remove(token)
+            if not self._tokens and self._thread is not None:
+                self._thread = None
+                _TABLE.notify_all()
+
+    def _refuse_deadlock(self, me: int) -> None:
+        lock: CallLock | None = self
+        while lock is not None and lock._thread is not None:  # noqa: SLF001  (other locks of this class)
+            if lock._thread == me:  # noqa: SLF001
+                raise OffloadStateError(
+                    f"a call on {self.name} waits for another thread's call, which waits for this thread: neither could end; "
+                    "call the pipelines in the same order in every thread, or from one thread"
+                )
+            lock = _WAITING.get(lock._thread)  # noqa: SLF001

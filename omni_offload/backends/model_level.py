@@ -1,0 +1,191 @@
+"""Model level: whole components take turns on the device."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+from typing_extensions import override
+
+from omni_offload.backends.base import OffloadBackend, first_error
+from omni_offload.backends.calls import enter_call, leave_call
+from omni_offload.backends.entry import Activation, EntryHooks
+from omni_offload.backends.explain import explain
+from omni_offload.backends.rotation import Member, Rotation
+from omni_offload.backends.summary import summarise_members, summarise_residencies
+from omni_offload.cleanup import run_cleanup_steps
+from omni_offload.errors import ComponentPathError, OffloadConfigError, OffloadStateError
+from omni_offload.plan import ResolvedOffloadPlan
+from omni_offload.protocols import supports_model_cpu_offload
+from omni_offload.residency import ModuleResidency, recording
+from omni_offload.trace import OffloadReport
+
+__all__ = ["ENGINE_MARK", "ModelLevelOffloadBackend", "delegating", "owns_its_offload"]
+
+#: Whether the backend is calling a pipeline's own pair of methods now.
+delegating: contextvars.ContextVar[bool] = contextvars.ContextVar("delegating", default=False)
+
+#: Attribute of an `enable_omni_model_cpu_offload` that is the engine itself, so that the engine does not delegate to it.
+ENGINE_MARK = "_omni_offload_engine"
+
+
+def owns_its_offload(pipeline: Any) -> bool:
+    """Whether a pipeline's class wrote the pair of model-level methods itself, rather than inherit the mixin's."""
+    return supports_model_cpu_offload(pipeline) and not hasattr(type(pipeline).enable_omni_model_cpu_offload, ENGINE_MARK)
+
+
+class ModelLevelOffloadBackend(OffloadBackend):
+    """Rotates whole components; a pipeline that owns its model-level offload is asked to do it itself."""
+
+    _rotation: Rotation | None = None
+    _hooks: EntryHooks | None = None
+    _delegate: bool = False
+    _residencies: list[ModuleResidency] = []  # noqa: RUF012  (replaced, never changed)
+
+    # ---- enable and disable ------------------------------------------------------------------------------------------------
+
+    @override
+    def _install(self, pipeline: Any, plan: ResolvedOffloadPlan) -> None:
+        self._delegate = owns_its_offload(pipeline)
+        rotation = self._rotation = Rotation(pipeline, plan, self.accelerator)
+        if self._delegate:
+            self._install_delegate(pipeline)
+            return
+        rotation.claim()
+        rotation.prepare()
+        hooks = self._hooks = EntryHooks(rotation, pipeline)
+        rotation.hooks = hooks
+        hooks.install()
+        rotation.commit()
+
+    def _install_delegate(self, pipeline: Any) -> None:
+        config = self.config
+        if config.device_memory is not None:
+            raise OffloadConfigError(
+                f"device_memory={config.device_memory} was asked for, but {type(pipeline).__name__} drives its model-level offload "
+                "itself and takes no budget; leave device_memory out"
+            )
+        self._residencies = []
+        token, asking = recording.set((*recording.get(), self._residencies)), delegating.set(True)
+        try:
+            pipeline.enable_omni_model_cpu_offload(
+                device=self.device,
+                pin_memory=config.pin_cpu_memory,
+                use_hsdp=config.use_hsdp,
+                offload_components=config.components,
+            )
+        finally:
+            delegating.reset(asking)
+            recording.reset(token)
+
+    @override
+    def _uninstall(self, *, undo: bool) -> BaseException | None:
+        pipeline, hooks, rotation = self.pipeline, self._hooks, self._rotation
+        errors = []
+        if self._delegate and pipeline is not None:
+            errors.append(run_cleanup_steps([("the pipeline's own disable", lambda: _ask_to_disable(pipeline))]))
+        errors.append(hooks.remove() if hooks is not None else None)
+        errors.append(rotation.give_up(undo=undo) if rotation is not None else None)
+        error = first_error(*errors)
+        if error is None:
+            self._rotation, self._hooks, self._residencies = None, None, []
+        return error
+
+    @override
+    def _refuse_in_call(self) -> None:
+        if self._rotation is not None and self._rotation.lock.held():
+            raise OffloadStateError("disable was asked for while a call on the pipeline runs in this thread; disable after it")
+
+    # ---- use ---------------------------------------------------------------------------------------------------------------
+
+    @override
+    def begin_call(self, call: object) -> None:
+        rotation = self._active_rotation()
+        rotation.begin_call(call)
+        enter_call(call, rotation)
+
+    @override
+    def end_call(self, call: object, *, error: BaseException | None) -> BaseException | None:
+        rotation = self._rotation
+        if rotation is None:
+            return None
+        explained = explain(error, rotation.members.values()) if error is not None else None
+        leave_call(call)
+        second = rotation.end_call(call, failed=error is not None)
+        if explained is not None:
+            return explained
+        if error is not None and second is not None:
+            error.add_note(f"ending the call failed too: {second!r}")
+            return None
+        return second
+
+    @override
+    def on_device(self, *components: str) -> contextlib.AbstractContextManager[None]:
+        rotation = self._active_rotation()
+        if self._delegate:
+            raise OffloadStateError(
+                f"on_device was asked of {type(self.pipeline).__name__}, which drives its model-level offload itself; use its own stages"
+            )
+        return _on_device(rotation, [_member(rotation, name) for name in components])
+
+    @override
+    def release(self) -> None:
+        for residency in self._residencies:
+            residency.offload()
+        if self._rotation is not None:
+            self._rotation.release()
+
+    @override
+    def refresh(self) -> None:
+        for residency in self._residencies:
+            residency.forget_copies()
+        if self._rotation is not None:
+            self._rotation.refresh()
+
+    @override
+    def report(self) -> OffloadReport:
+        rotation = self._active_rotation()
+        if self._delegate:
+            return summarise_residencies(self._residencies, self.device)
+        return summarise_members(rotation, self.device)
+
+    def _active_rotation(self) -> Rotation:
+        if self._rotation is None:
+            raise OffloadStateError(f"this {type(self).__name__} manages no pipeline; enable it first")
+        return self._rotation
+
+
+def _ask_to_disable(pipeline: Any) -> None:
+    asking = delegating.set(True)
+    try:
+        pipeline.disable_omni_model_cpu_offload()
+    finally:
+        delegating.reset(asking)
+
+
+def _member(rotation: Rotation, name: str) -> Member:
+    for member in rotation.members.values():
+        if name in (member.name, *member.planned.aliases):
+            return member
+    known = ", ".join(rotation.members)
+    raise ComponentPathError(f"on_device names component {name!r}, which is not managed; managed are: {known}")
+
+
+@contextlib.contextmanager
+def _on_device(rotation: Rotation, members: list[Member]) -> Iterator[None]:
+    """Activate components, and end the activations on exit, also when the body raises."""
+    activations = [Activation(rotation, member) for member in members]
+    failure: BaseException | None = None
+    try:
+        for activation in activations:
+            activation.enter()
+        yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        second = first_error(*(activation.leave() for activation in reversed(activations)))
+        if second is not None:
+            if failure is None:
+                raise second
+            failure.add_note(f"ending on_device failed too: {second!r}")

@@ -1,0 +1,49 @@
+"""Reports of what a rotation, or a pipeline that drives itself, has moved."""
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from omni_offload.backends.rotation import Rotation
+from omni_offload.residency import ModuleResidency
+from omni_offload.trace import ComponentReport, OffloadReport
+
+__all__ = ["summarise_members", "summarise_residencies"]
+
+
+def summarise_members(rotation: Rotation, device: torch.device) -> OffloadReport:
+    """Report on the components of a rotation."""
+    members = rotation.members.values()
+    return OffloadReport(
+        strategy=rotation.plan.strategy.value,
+        device=str(device),
+        components=tuple(_component(m.name, m.planned.treatment.value, m.owner.residency) for m in members),
+        peak_device_bytes=rotation.context.meter.peak,
+        pinned_host_bytes=rotation.context.pinned_bytes,
+    )
+
+
+def summarise_residencies(residencies: Sequence[ModuleResidency], device: torch.device) -> OffloadReport:
+    """Report on the residencies that a pipeline made which drives its own offload; their peaks are added up where they overlap."""
+    meters = {id(residency.meter): residency.meter for residency in residencies}
+    return OffloadReport(
+        strategy="model_level",
+        device=str(device),
+        components=tuple(_component(residency.name, "own", residency) for residency in residencies),
+        peak_device_bytes=max((meter.peak for meter in meters.values()), default=0),
+        pinned_host_bytes=sum(residency.pinned_bytes for residency in residencies),
+    )
+
+
+def _component(name: str, treatment: str, residency: ModuleResidency) -> ComponentReport:
+    overlap = "overlapped" if residency.overlaps else "staged" if residency.pins else "serial"
+    return ComponentReport(
+        name=name,
+        treatment=treatment,
+        weight_bytes=residency.host_bytes,
+        resident_bytes=residency.device_bytes,
+        pinned_bytes=residency.pinned_bytes,
+        transfer=overlap,
+        **attrs.asdict(residency.counters),
+    )

@@ -1,0 +1,83 @@
+"""The one file that knows diffusers' pipelines: what must be refused or corrected while offload is enabled.
+
+Nothing of diffusers is imported: a method is wrapped where a class inherits one of that name.
+"""
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from omni_offload.backends import backend_of
+from omni_offload.errors import OffloadStateError
+
+__all__ = ["upstream_class", "wrap_upstream_methods"]
+
+_MARK = "_omni_offload_interop"
+_THEIR_OFFLOAD = ("enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
+
+
+def upstream_class(cls: type) -> type | None:
+    """Return the diffusers class that a pipeline class extends, or None."""
+    return next((base for base in cls.__mro__ if base.__module__.partition(".")[0] == "diffusers"), None)
+
+
+def wrap_upstream_methods(cls: type) -> None:
+    """Wrap the inherited methods that would act against enabled offload, each once."""
+    for name, wrapper in {**dict.fromkeys(_THEIR_OFFLOAD, _refuse), "to": _keep_device, "to_json_string": _write_upstream_name}.items():
+        function = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+        if inspect.isfunction(function) and not hasattr(function, _MARK):
+            wrapped = wrapper(function)
+            setattr(wrapped, _MARK, True)
+            setattr(cls, name, wrapped)
+
+
+def _enabled(pipeline: Any) -> bool:
+    backend = backend_of(pipeline)
+    return backend is not None and backend.enabled
+
+
+def _refuse(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _enabled(self):
+            raise OffloadStateError(
+                f"{type(self).__name__}.{function.__name__} was called while omni offload is enabled; call disable_omni_offload() first"
+            )
+        return function(self, *args, **kwargs)
+
+    return refused
+
+
+def _keep_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _enabled(self) and _names_device(args, kwargs):
+            raise OffloadStateError(
+                f"{type(self).__name__}.to(device) was called while omni offload moves its components; call disable_omni_offload() first "
+                "(.to(dtype) is possible)"
+            )
+        return function(self, *args, **kwargs)
+
+    return to
+
+
+def _names_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    values = (*args, kwargs.get("device"), kwargs.get("torch_device"), kwargs.get("other"), kwargs.get("tensor"))
+    return any(isinstance(value, str | int | torch.device | torch.Tensor) and not isinstance(value, bool) for value in values)
+
+
+def _write_upstream_name(function: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(function)
+    def to_json_string(self: Any, *args: Any, **kwargs: Any) -> str:
+        text, upstream = function(self, *args, **kwargs), upstream_class(type(self))
+        if upstream is None:
+            return text
+        data = json.loads(text)
+        data["_class_name"] = upstream.__name__
+        return json.dumps(data, indent=2, sort_keys=True) + "\n"
+
+    return to_json_string

@@ -1,0 +1,85 @@
+"""The one mixin most pipelines need: every strategy, through one call to enable and one to disable."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from omni_offload.backends import OffloadBackend, backend_of
+from omni_offload.config import OffloadConfig, OmniDiffusionConfig, make_config
+from omni_offload.errors import OffloadConfigError, OffloadStateError
+from omni_offload.factory import make_backend
+from omni_offload.mixins.discovery import ComponentDiscoveryMixin
+from omni_offload.mixins.model_offload import ModelCpuOffloadMixin
+from omni_offload.plan import ResolvedOffloadPlan
+from omni_offload.trace import OffloadReport
+
+__all__ = ["OmniOffloadMixin"]
+
+
+class OmniOffloadMixin(ComponentDiscoveryMixin, ModelCpuOffloadMixin):
+    """Stands before a pipeline class: `class OmniFluxPipeline(OmniOffloadMixin, FluxPipeline)`."""
+
+    def enable_omni_offload(
+        self,
+        config: OffloadConfig | OmniDiffusionConfig | ResolvedOffloadPlan | Mapping[str, Any] | str | None = None,
+        *,
+        device: torch.device | str | None = None,
+        mesh: DeviceMesh | None = None,
+        **selector_keys: Any,
+    ) -> OffloadBackend:
+        """Enable offload: check everything, then commit, or leave everything as it was.
+
+        Args:
+            config: What is asked for; a plain string is a mode, None is "module".
+            device: Where components run; None for the current accelerator.
+            mesh: The device mesh of a distributed strategy.
+            selector_keys: Keys of the selector, such as `device_memory="12GiB"`.
+
+        Returns:
+            The backend; `with pipe.enable_omni_offload():` disables it at the end. Enabling again with equal arguments returns the
+            same one.
+
+        Raises:
+            OffloadConfigError: The request contradicts itself or the pipeline; every problem is named.
+            ComponentPathError: The pipeline's declarations and its components disagree.
+            OffloadStateError: Other offload is on, or there is no accelerator.
+        """
+        plan = config if isinstance(config, ResolvedOffloadPlan) else None
+        if plan is not None and selector_keys:
+            raise OffloadConfigError(
+                f"a resolved plan was given together with {', '.join(sorted(selector_keys))}; resolve a new plan instead"
+            )
+        resolved = plan.config if plan is not None else make_config(config, **selector_keys)  # type: ignore[arg-type]  # plan is none
+        backend = make_backend(resolved, device, mesh=mesh, plan=plan)
+        present = backend_of(self)
+        if present is not None and present.enabled:
+            if (present.config, present.device) == (backend.config, backend.device):
+                return present
+            raise OffloadStateError(
+                f"{type(self).__name__} is offloaded on {present.device} with {present.config}, and {backend.config} on "
+                f"{backend.device} was asked for; call disable_omni_offload() first"
+            )
+        if present is not None:
+            present.disable()  # an enable that was interrupted
+        backend.enable(self)
+        return backend
+
+    def disable_omni_offload(self) -> None:
+        """End the offload: whole weights on the host, nothing on the device, nothing pinned. Idempotent, and repairs."""
+        backend = backend_of(self)
+        if backend is not None:
+            backend.disable()
+
+    @property
+    def offload_backend(self) -> OffloadBackend | None:
+        """The backend while offload is enabled, else None."""
+        backend = backend_of(self)
+        return backend if backend is not None and backend.enabled else None
+
+    @property
+    def offload_report(self) -> OffloadReport | None:
+        """What was moved since offload was enabled; None while it is not."""
+        backend = self.offload_backend
+        return None if backend is None else backend.report()
