@@ -19,12 +19,12 @@ class PipelineLookupError(OffloadError, LookupError):
     """No registered pipeline answers to what was asked for; the message says what there is, and how to declare one."""
 
 
-def _check_name(_entry: object, _attribute: object, value: object) -> None:
+def _check_name(_entry: "PipelineEntry", _attribute: Any, value: Any) -> None:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ValueError(f"a pipeline's name must be lower-case letters, digits, '_', '-' and '.': got {value!r}")
 
 
-def _check_reference(_entry: object, _attribute: object, value: object) -> None:
+def _check_reference(_entry: "PipelineEntry", _attribute: Any, value: Any) -> None:
     if not isinstance(value, str) or not _REFERENCE.fullmatch(value):
         raise ValueError(f"a reference must read 'package.module:Name': got {value!r}")
 
@@ -67,9 +67,7 @@ class PipelineEntry:
         """
         found = self._resolve(self.pipeline)
         if not isinstance(found, type):
-            raise PipelineLookupError(
-                f"pipeline {self.name!r} names {self.pipeline!r}, which is no class but {found!r}"
-            )
+            raise PipelineLookupError(f"pipeline {self.name!r} names {self.pipeline!r}, which is no class but {found!r}")
         return found
 
     def load_cases(self) -> tuple[Any, ...]:
@@ -85,7 +83,5 @@ class PipelineEntry:
         module, _, attribute = reference.partition(":")
         loaded = importlib.import_module(module)
         if not hasattr(loaded, attribute):
-            raise PipelineLookupError(
-                f"pipeline {self.name!r} names {reference!r}, but module {module!r} has no {attribute!r}"
-            )
+            raise PipelineLookupError(f"pipeline {self.name!r} names {reference!r}, but module {module!r} has no {attribute!r}")
         return getattr(loaded, attribute)

@@ -136,9 +136,7 @@ def _entry_for(class_name: str, *, asked: str) -> PipelineEntry:
         if class_name in (entry.class_name, entry.upstream_name):
             found.setdefault(entry.pipeline, entry)
     if not found:
-        raise PipelineLookupError(
-            f"no pipeline is registered for {asked}, a {class_name}. {_how_to_declare(class_name)}"
-        )
+        raise PipelineLookupError(f"no pipeline is registered for {asked}, a {class_name}. {_how_to_declare(class_name)}")
     if len(found) > 1:
         raise PipelineLookupError(
             f"{asked} is a {class_name}, and several classes are registered for that: {', '.join(map(repr, found))}; "

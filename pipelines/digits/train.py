@@ -141,14 +141,14 @@ def _train_vae(vae: Any, images: torch.Tensor, *, steps: int) -> torch.Tensor:
         posterior = vae.encode(batch).latent_dist
         loss = functional.l1_loss(vae.decode(posterior.sample()).sample, batch) + 1e-4 * posterior.kl().mean() / 64
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
         if (step + 1) % 50 == 0:
             logger.info("vae step %d of %d: loss %.4f", step + 1, steps, loss.item())
     vae.eval()
     with torch.no_grad():
-        latents = torch.cat([vae.encode(batch).latent_dist.mode() for batch in images.split(256)])
+        latents = torch.cat([vae.encode(batch).latent_dist.mode() for batch in torch.split(images, 256)])
     mean, deviation = latents.mean(), latents.std()
     vae.register_to_config(scaling_factor=1 / deviation.item(), shift_factor=mean.item())
     return (latents - mean) / deviation
@@ -167,7 +167,7 @@ def _train_dit(pipeline: Any, latents: torch.Tensor, labels: torch.Tensor, *, st
         chosen = torch.randint(len(latents), (96,))
         loss = _flow_loss(pipeline, latents[chosen], labels[chosen])
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         if step >= _AVERAGE_FROM * steps:
@@ -187,8 +187,8 @@ def _train_dit(pipeline: Any, latents: torch.Tensor, labels: torch.Tensor, *, st
 
 def _flow_loss(pipeline: Any, clean: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the squared error of the velocity at a random time of the line from the clean latents to noise."""
-    prompts = [WORDS[label] for label in labels.unique()]
-    row = labels.unique(return_inverse=True)[1]
+    present, row = torch.unique(labels, return_inverse=True)
+    prompts = [WORDS[label] for label in present]
     pooled = pipeline.text_encoder(_ids(pipeline.tokenizer, prompts)).pooler_output[row]
     embeddings = pipeline.text_encoder_2(_ids(pipeline.tokenizer_2, prompts)).last_hidden_state[row]
     noise = torch.randn_like(clean)
@@ -217,9 +217,7 @@ def _packed(latents: torch.Tensor) -> torch.Tensor:
 
 
 def _ids(tokenizer: Any, prompts: list[str]) -> Any:
-    return tokenizer(
-        prompts, padding="max_length", max_length=MAX_SEQUENCE_LENGTH, truncation=True, return_tensors="pt"
-    ).input_ids
+    return tokenizer(prompts, padding="max_length", max_length=MAX_SEQUENCE_LENGTH, truncation=True, return_tensors="pt").input_ids
 
 
 if __name__ == "__main__":

@@ -62,30 +62,25 @@ def _transformer(*, in_channels: int = _LATENT_CHANNELS, **settings: Any) -> Any
 
 
 def _text_to_video(**parts: Any) -> OmniWanPipeline:
-    return _quiet(
-        OmniWanPipeline(
-            tokenizer=t5_tokenizer(),
-            text_encoder=umt5_encoder(),
-            scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
-            transformer=_transformer(),
-            **parts,
-        )
+    pipeline = OmniWanPipeline(
+        tokenizer=t5_tokenizer(),
+        text_encoder=umt5_encoder(),
+        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        transformer=_transformer(),
+        **parts,
     )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
 
 
 def _image_to_video(**parts: Any) -> OmniWanImageToVideoPipeline:
-    return _quiet(
-        OmniWanImageToVideoPipeline(
-            tokenizer=t5_tokenizer(),
-            text_encoder=umt5_encoder(),
-            vae=_vae(),
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            **parts,
-        )
+    pipeline = OmniWanImageToVideoPipeline(
+        tokenizer=t5_tokenizer(),
+        text_encoder=umt5_encoder(),
+        vae=_vae(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        **parts,
     )
-
-
-def _quiet(pipeline: Any) -> Any:
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -162,9 +157,7 @@ WAN_2_2 = PipelineCase(
 )
 """Text to video with two DiTs: two steps each."""
 
-WAN_2_2_TI2V = PipelineCase(
-    name="wan_2_2_ti2v", make_pipeline=_make_2_2_ti2v, make_inputs=_inputs(), outputs=as_tensors
-)
+WAN_2_2_TI2V = PipelineCase(name="wan_2_2_ti2v", make_pipeline=_make_2_2_ti2v, make_inputs=_inputs(), outputs=as_tensors)
 """Text to video with one DiT, a time of its own for each token, and the VAE that works on patches."""
 
 WAN_2_1_I2V = PipelineCase(
