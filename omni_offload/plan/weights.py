@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +38,10 @@ def weight_bytes(module: nn.Module) -> int:
     return total
 
 
-def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    flatten = getattr(tensor, "__tensor_flatten__", None) if is_traceable_wrapper_subclass(tensor) else None
-    if flatten is None:
+def _plain(tensor: Any) -> Iterator[Tensor]:
+    if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
-    for name in flatten()[0]:
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
         yield from _plain(getattr(tensor, name))
