@@ -112,8 +112,7 @@ def ensure_built(path: Path, *, again: bool = False) -> None:
                 _build(path)
     except OSError as error:
         raise OffloadStateError(
-            f"the software accelerator cannot be built in {path.parent}: {error}; "
-            "set OMNI_OFFLOAD_CACHE to a folder that can be written"
+            f"the software accelerator cannot be built in {path.parent}: {error}; set OMNI_OFFLOAD_CACHE to a folder that can be written"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """Registration of the device type `sim` with torch, and the module `torch.sim`."""
 
 import atexit
+import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
@@ -51,6 +52,7 @@ def install(**settings: object) -> torch.device:
     lib, first = load()
     if first:
         _register(lib)
+        _correct_diffusers()
     configure(**settings)
     return torch.device(DEVICE_TYPE, 0)
 
@@ -76,6 +78,14 @@ def _register(lib: Library) -> None:
     generate_methods_for_privateuse1_backend(for_storage=True)
     # A stream's thread that drops a Python-owned tensor after the interpreter has ended would abort the process.
     atexit.register(lib.drain)
+
+
+def _correct_diffusers() -> None:
+    """Let diffusers look again: imported before, it remembers that there is no accelerator."""
+    module = sys.modules.get("diffusers.utils.torch_utils")
+    detect = getattr(getattr(module, "TorchDeviceBackend", None), "_detect_device_type", None)
+    if detect is not None:  # as of diffusers 0.42
+        detect.cache_clear()
 
 
 class _StreamContext:
