@@ -33,7 +33,7 @@ def resolve_device(device: torch.device | str | None = None) -> torch.device:
     Raises:
         OffloadStateError: No accelerator that can be offloaded from is there; the message says which was found.
     """
-    found = torch.accelerator.current_accelerator() if device is None else torch.device(device)
+    found = torch.accelerator.current_accelerator(check_available=True) if device is None else torch.device(device)
     if found is None:
         raise OffloadStateError(
             "offloading was asked for without a device, and torch.accelerator finds no accelerator on this machine; name one"
@@ -52,7 +52,7 @@ def resolve_device(device: torch.device | str | None = None) -> torch.device:
 
 def unsupported_reason(device: torch.device | None) -> str | None:
     """Say why weights cannot be offloaded from a device, or None where they can."""
-    current = torch.accelerator.current_accelerator()
+    current = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
         return None if current is not None else "torch.accelerator finds no accelerator on this machine"
     if device.type == "cpu":
