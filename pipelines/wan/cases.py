@@ -113,9 +113,7 @@ def _make_2_1_i2v() -> OmniWanImageToVideoPipeline:
         return _image_to_video(
             image_processor=clip_image_processor(),
             image_encoder=clip_vision_encoder(),
-            transformer=_transformer(
-                in_channels=_PICTURE_CHANNELS, image_dim=TEXT_WIDTH, added_kv_proj_dim=24, pos_embed_seq_len=None
-            ),
+            transformer=_transformer(in_channels=_PICTURE_CHANNELS, image_dim=TEXT_WIDTH, added_kv_proj_dim=24, pos_embed_seq_len=None),
         )
 
 
@@ -160,9 +158,7 @@ WAN_2_2 = PipelineCase(
 WAN_2_2_TI2V = PipelineCase(name="wan_2_2_ti2v", make_pipeline=_make_2_2_ti2v, make_inputs=_inputs(), outputs=as_tensors)
 """Text to video with one DiT, a time of its own for each token, and the VAE that works on patches."""
 
-WAN_2_1_I2V = PipelineCase(
-    name="wan_2_1_i2v", make_pipeline=_make_2_1_i2v, make_inputs=_inputs(image=picture()), outputs=as_tensors
-)
+WAN_2_1_I2V = PipelineCase(name="wan_2_1_i2v", make_pipeline=_make_2_1_i2v, make_inputs=_inputs(image=picture()), outputs=as_tensors)
 """Picture to video with one DiT and an image encoder."""
 
 WAN_2_2_I2V = PipelineCase(

@@ -48,23 +48,20 @@ class OmniWanImageToVideoPipeline(OmniOffloadMixin, WanImageToVideoPipeline):  #
         use_hsdp: bool,
         offload_components: frozenset[str] | None = None,
     ) -> None:
-        """Let the stages take turns on the device. All or nothing; again with the same arguments: nothing.
+        """Let the stages take turns on the device. All or nothing.
 
         Args:
             device: Where the stages run.
             pin_memory: Whether the weights on the host are pinned.
-            use_hsdp: Whether parameters may be sharded; their local shards are moved, like any other weight.
+            use_hsdp: Whether parameters are sharded. A sharded parameter is refused by name.
             offload_components: Kinds that take turns; components of other kinds are on the device while this is enabled.
                 None: all take turns.
 
         Raises:
-            OffloadStateError: It is enabled with other arguments, or another owner manages a component.
-            OffloadConfigError: A kind is unknown, or none of its components holds weights.
+            OffloadStateError: Another owner manages a component.
+            OffloadConfigError: A weight cannot be moved, or would be moved by no stage.
         """
-        staging = Staging(device=device, pin_memory=pin_memory, use_hsdp=use_hsdp, kinds=offload_components)
-        if self._staging is not None:
-            self._staging.require_same(staging.settings)
-            return
+        staging = Staging(device=device, pin_memory=pin_memory, kinds=offload_components)
         staging.plan(self)
         self._staging = staging
         try:

@@ -17,13 +17,11 @@ from omni_offload import (
     ModuleResidency,
     run_cleanup_steps,
 )
-from omni_offload.accelerator import resolve_device
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 
 __all__ = ["Staging"]
 
 _HOOK = "omni_wan_image_to_video"
-_KINDS = frozenset({DIT_COMPONENT, TEXT_ENCODER_COMPONENT, VAE_COMPONENT})
 
 _Steps = Iterable[tuple[str, Callable[[], None]]]
 
@@ -71,16 +69,6 @@ class _Stage:
     active: int = 0
 
 
-@attrs.frozen(kw_only=True)
-class Settings:
-    """What offload was enabled with."""
-
-    device: torch.device
-    pin_memory: bool
-    use_hsdp: bool
-    offload_components: frozenset[str] | None
-
-
 class Staging:
     """Who is on the device, and what is to be undone.
 
@@ -88,20 +76,15 @@ class Staging:
     a call it leaves when its work ends. The current stream waits for the copy to the device; the host does not, if it is pinned.
 
     Args:
-        device: Where the stages run.
+        device: Where the stages run, with its index.
         pin_memory: Whether the weights on the host are pinned.
-        use_hsdp: Whether parameters may be sharded.
         kinds: Kinds of components that take turns; None: all components.
-
-    Raises:
-        OffloadStateError: There is no such device.
-        OffloadConfigError: A kind is unknown.
     """
 
-    def __init__(self, *, device: torch.device | str, pin_memory: bool, use_hsdp: bool, kinds: frozenset[str] | None) -> None:
-        if unknown := sorted((kinds or frozenset()) - _KINDS):
-            raise OffloadConfigError(f"offload_components names {unknown}; the kinds are {sorted(_KINDS)}")
-        self.settings = Settings(device=resolve_device(device), pin_memory=pin_memory, use_hsdp=use_hsdp, offload_components=kinds)
+    def __init__(self, *, device: torch.device, pin_memory: bool, kinds: frozenset[str] | None) -> None:
+        self.device = device
+        self._pin_memory = pin_memory
+        self._kinds = kinds
         self._stages: dict[str, _Stage] = {}
         self._calls = 0
 
@@ -109,40 +92,22 @@ class Staging:
         """A copied pipeline is not enabled."""
         return type(None), ()
 
-    @property
-    def device(self) -> torch.device:
-        """Where the stages run, with its index."""
-        return self.settings.device
-
-    def require_same(self, settings: Settings) -> None:
-        """Refuse to be enabled again with other settings.
-
-        Raises:
-            OffloadStateError: They differ.
-        """
-        if self.settings != settings:
-            raise OffloadStateError(f"offload is enabled with {self.settings} and was asked for with {settings}: disable it first")
-
     def plan(self, pipeline: Any) -> None:
         """Find the stages of a pipeline; None components are left out. Nothing is touched.
 
         Raises:
             OffloadStateError: Another owner manages a component.
-            OffloadConfigError: There is nothing to move, or the VAE holds weights that are in neither half of it.
+            OffloadConfigError: The VAE holds weights that are in neither half of it.
         """
-        kinds = self.settings.offload_components
         for name, work in _WORKS.items():
             component = getattr(pipeline, work.component)
             if component is None:
                 continue
             modules = work.modules(component)
-            residency = ModuleResidency(modules, self.device, pin_memory=self.settings.pin_memory, name=name)
-            rotates = kinds is None or work.kind in kinds
+            residency = ModuleResidency(modules, self.device, pin_memory=self._pin_memory, name=name)
+            rotates = self._kinds is None or work.kind in self._kinds
             self._stages[name] = _Stage(component=component, residency=residency, rotates=rotates)
         _require_whole(pipeline.vae)
-        if not any(stage.rotates and stage.residency.host_bytes for stage in self._stages.values()):
-            named = "any kind" if kinds is None else sorted(kinds)
-            raise OffloadConfigError(f"there is nothing to offload: no component of {named} holds weights")
 
     def enable(self) -> None:
         """Take the weights over and put hooks on the work; `undo` repairs what this has done where it raises."""

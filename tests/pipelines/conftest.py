@@ -18,4 +18,17 @@ def one_thread():
 def device():
     from omni_offload.testing import sim
 
-    return sim.install()
+    return sim.install(races="record")
+
+
+@pytest.fixture(autouse=True)
+def no_races(request):
+    if "device" not in request.fixturenames:
+        yield
+        return
+    from omni_offload.testing import sim
+
+    request.getfixturevalue("device")
+    sim.reset_races()
+    yield
+    assert sim.races() == []

@@ -33,9 +33,7 @@ def test_one_pipeline_runs_the_same_twice(case):
 def test_pipelines_are_fresh(case):
     """Two pipelines of a case share no component and no weight."""
     first, second = _pair(case)
-    mine, theirs = (
-        {id(value): name for name, value in pipeline.components.items() if value is not None} for pipeline in (first, second)
-    )
+    mine, theirs = ({id(value): name for name, value in pipeline.components.items() if value is not None} for pipeline in (first, second))
     assert not mine.keys() & theirs.keys()
     one, other = (
         {p.data_ptr() for c in pipeline.components.values() if isinstance(c, torch.nn.Module) for p in c.parameters()}
