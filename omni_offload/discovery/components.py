@@ -99,8 +99,7 @@ def _paths_by_kind(pipeline: object, problems: Problems) -> dict[str, tuple[str,
         problems.about_config(f"{' and '.join(missing)} left out beside other lists; declare them, empty if need be")
         return declared_lists(pipeline, problems)
     lists = {
-        kind: tuple(name for name in names if isinstance(getattr(pipeline, name, None), nn.Module))
-        for kind, names in WELL_KNOWN.items()
+        kind: tuple(name for name in names if isinstance(getattr(pipeline, name, None), nn.Module)) for kind, names in WELL_KNOWN.items()
     }
     names = [name for paths in lists.values() for name in paths]
     if not names:
@@ -108,8 +107,7 @@ def _paths_by_kind(pipeline: object, problems: Problems) -> dict[str, tuple[str,
     elif type(pipeline) not in _WARNED:
         _WARNED.add(type(pipeline))
         warnings.warn(
-            f"{class_name(pipeline)} declares no components; {', '.join(names)} were found by their names; declare "
-            f"{', '.join(LISTS)}",
+            f"{class_name(pipeline)} declares no components; {', '.join(names)} were found by their names; declare {', '.join(LISTS)}",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -6,7 +6,7 @@ from torch import nn
 
 from omni_offload.discovery.problems import Problems, class_name, nearest
 
-__all__ = ["all_components", "find_module", "is_path", "modules_in"]
+__all__ = ["all_components", "find_module", "is_path", "module_at", "modules_in"]
 
 _TORCH_FIELDS = frozenset(vars(nn.Module()))
 
@@ -44,6 +44,28 @@ def find_module(root: object, path: str, problems: Problems) -> nn.Module | None
         return holder
     problems.about_path(f"path {path!r} leads to a {class_name(holder)}, not to a torch.nn.Module; correct the path")
     return None
+
+
+def module_at(root: object, path: str) -> nn.Module:
+    """The module at a path that must lead to one.
+
+    Args:
+        root: A pipeline, or a module in it.
+        path: Dotted; numbers and keys reach into lists and mappings.
+
+    Returns:
+        The module.
+
+    Raises:
+        ComponentPathError: The path leads nowhere, to something else, or to None.
+    """
+    problems = Problems(f"Module {path!r} of {class_name(root)}")
+    module = find_module(root, path, problems)
+    if module is None and not problems.found:
+        problems.about_path("it is None; a plan that names it was made for another pipeline, resolve it again")
+    problems.raise_any()
+    assert module is not None  # noqa: S101  (None was a problem; for the type checker)
+    return module
 
 
 def _step(holder: object, part: str) -> object:

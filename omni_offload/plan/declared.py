@@ -41,9 +41,7 @@ def check_plan(pipeline: object, plan: OffloadPlan, components: Iterable[Compone
         known = [path for path, kind in kinds.items() if kind in allowed]
         for path in sorted(getattr(plan, field)):
             if path not in known:
-                problems.about_path(
-                    f"_offload_plan.{field} names {path!r}, no listed {' or '.join(allowed)}; {nearest(path, known)}"
-                )
+                problems.about_path(f"_offload_plan.{field} names {path!r}, no listed {' or '.join(allowed)}; {nearest(path, known)}")
     dits = [path for path, kind in kinds.items() if kind == "dit"]
     _check_inside(pipeline, "offload_submodules", sorted(plan.offload_submodules), dits, problems)
     _check_inside(pipeline, "rest_submodules", sorted(plan.rest_submodules), kinds, problems)

@@ -15,6 +15,7 @@ from omni_offload.discovery import (
     find_components,
     find_entry_points,
     find_module,
+    module_at,
     nearest,
 )
 from omni_offload.plan.declared import check_plan, pipeline_plan
@@ -147,7 +148,7 @@ def streamed_parameters(pipeline: object, config: OffloadConfig) -> frozenset[nn
     streamed: set[nn.Parameter] = set()
     for component in plan.treated(Treatment.STREAM):
         problems = Problems(f"Parameters of {component.path!r} of {class_name(pipeline)}")
-        module, *rest = (find_module(pipeline, path, problems) for path in (component.path, *component.rest_paths))
+        rest = [find_module(pipeline, path, problems) for path in component.rest_paths]
         outside = {id(inner) for item in rest if item is not None for inner in item.modules()}
         owners: Counter[nn.Parameter] = Counter()
         inside: set[int] = set()
@@ -155,7 +156,7 @@ def streamed_parameters(pipeline: object, config: OffloadConfig) -> frozenset[nn
             modules = [inner for inner in block.modules() if id(inner) not in outside]
             inside |= {id(inner) for inner in modules}
             owners.update({p for inner in modules for p in inner.parameters(recurse=False)})
-        others = [inner for inner in module.modules() if id(inner) not in inside] if module is not None else []
+        others = [inner for inner in module_at(pipeline, component.path).modules() if id(inner) not in inside]
         shared = {p for inner in others for p in inner.parameters(recurse=False)}
         streamed |= {p for p, count in owners.items() if count == 1} - shared
     return frozenset(streamed)

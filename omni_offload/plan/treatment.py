@@ -111,8 +111,7 @@ class ComponentPlanner:
         number = self.config.options_for(base.kind).resident_layers
         if number is not None and number > blocks:
             self.problems.about_config(
-                f"layer_options.{base.kind}.resident_layers is {number}, and component {base.path!r} has {blocks} blocks; "
-                "give fewer"
+                f"layer_options.{base.kind}.resident_layers is {number}, and component {base.path!r} has {blocks} blocks; give fewer"
             )
         return number
 

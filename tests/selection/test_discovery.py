@@ -12,6 +12,7 @@ from omni_offload.discovery import (
     all_components,
     discover_components,
     find_module,
+    module_at,
     nearest,
     refuse_meta,
     resolve_entry_points,
@@ -378,3 +379,12 @@ def test_find_module_starts_anywhere(kit):
     problems = Problems("Test")
     assert isinstance(find_module(kit.Dit(), "blocks.0.layer", problems), nn.Linear)
     assert not problems.found
+
+
+def test_module_at_is_for_paths_that_must_lead_to_a_module(kit):
+    pipeline = kit.plain(experts=[kit.Net()], gone=None)
+    assert module_at(pipeline, "experts.0") is pipeline.experts[0]
+    with pytest.raises(ComponentPathError, match=r"Module 'gone' of Pipe: it is None"):
+        module_at(pipeline, "gone")
+    with pytest.raises(ComponentPathError, match=r"path 'other' leads nowhere"):
+        module_at(pipeline, "other")
