@@ -64,8 +64,7 @@ def _disagreements(selector: Selector, legacy: LegacyFields) -> list[str]:
     gathers = [name for name, transfer in given.items() if transfer is DLOTransfer.ALLGATHER]
     if not legacy.dlo_use_allgather and gathers and (DIT_COMPONENT in gathers or not takers):
         problems.append(
-            f"dlo_use_allgather is False, and the selector's weight_transfer of {', '.join(gathers)} is 'allgather'; "
-            "drop dlo_use_allgather"
+            f"dlo_use_allgather is False, and the selector's weight_transfer of {', '.join(gathers)} is 'allgather'; drop dlo_use_allgather"
         )
     return problems
 
@@ -115,9 +114,7 @@ def _agree_residents(fields: dict[str, Any], options: dict[str, LayerOptions], p
         elif dit.resident_layers is None:
             options[DIT_COMPONENT] = attrs.evolve(dit, resident_layers=number)
         elif dit.resident_layers != number:
-            problems.append(
-                f"dlo_resident_layers is {number}, and layer_options.dit.resident_layers is {dit.resident_layers}; drop one"
-            )
+            problems.append(f"dlo_resident_layers is {number}, and layer_options.dit.resident_layers is {dit.resident_layers}; drop one")
     fields["dlo_resident_layers"] = number or dit.resident_layers or 0
 
 

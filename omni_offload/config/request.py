@@ -45,9 +45,7 @@ def make_config(
         config = OffloadConfig.from_od_config(config)
     raise_problems("Offload cannot be configured", problems)
     if config.strategy is OffloadStrategy.NONE:
-        raise OffloadConfigError(
-            "Offload was to be enabled with a configuration that resolves to NONE; name a mode: 'module' or 'layer'"
-        )
+        raise OffloadConfigError("Offload was to be enabled with a configuration that resolves to NONE; name a mode: 'module' or 'layer'")
     return config
 
 

@@ -87,9 +87,7 @@ def read_components(where: str, value: object, problems: list[str]) -> frozenset
     return None if len(problems) > found else frozenset(value)
 
 
-def read_options_by_component(
-    where: str, value: object, components: frozenset[str] | None, problems: list[str]
-) -> dict[str, LayerOptions]:
+def read_options_by_component(where: str, value: object, components: frozenset[str] | None, problems: list[str]) -> dict[str, LayerOptions]:
     """Read the options of every component; one that is not selected has none."""
     if value is None:
         return {}
