@@ -160,7 +160,7 @@ class Staging:
         with _cleanup([(f"leave {name}", leave), (f"offload {name}", offload)]):
             if stage.rotates and not before:
                 self._evict(but=stage)
-                stage.residency.load()
+            stage.residency.load()
             stage.active = before + 1
             yield
 

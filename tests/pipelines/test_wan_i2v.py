@@ -454,3 +454,30 @@ def test_a_copy_is_not_enabled(pipeline, case, resident, device):
     assert not on_device(made)
     assert torch.equal(run(case, pipeline), resident[case.name])
     assert torch.isfinite(run(case, made)).all()
+
+
+def test_tiles_are_one_piece_of_work(pipeline, case, device):
+    """A decode in many tiles loads the decoder once, and equals the tiled decode of a resident run."""
+    tiles = dict.fromkeys(("tile_sample_min_height", "tile_sample_min_width"), 16)
+    strides = dict.fromkeys(("tile_sample_stride_height", "tile_sample_stride_width"), 8)
+    whole = case.make_pipeline().to(device)
+    for one in (pipeline, whole):
+        one.vae.enable_tiling(**tiles, **strides)
+    enable(pipeline, device)
+    assert torch.equal(run(case, pipeline), run(case, whole))
+    report = {row.name: row for row in pipeline.offload_report.components}
+    assert report["vae_decoder"].loads == report["vae_encoder"].loads == 1
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=["all", "dit", "text_encoder+vae"])
+def test_release_between_uses(pipeline, case, resident, device, kinds):
+    """The backend frees and refreshes what the stages hold, and the next call is right."""
+    enable(pipeline, device, kinds=kinds)
+    backend = pipeline.offload_backend
+    with pipeline._call():
+        pipeline.decode_latent(torch.zeros(1, 4, 1, 4, 4))
+        assert on_device(pipeline)
+        backend.release()
+        assert not on_device(pipeline)
+    backend.refresh()
+    assert torch.equal(run(case, pipeline), resident[case.name])
