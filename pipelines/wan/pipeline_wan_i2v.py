@@ -67,19 +67,19 @@ class OmniWanImageToVideoPipeline(OmniOffloadMixin, WanImageToVideoPipeline):  #
         try:
             staging.enable()
         except BaseException as error:
-            staging.undo(error)
-            self._staging = None
+            failure = staging.undo()
+            if failure is None:
+                self._staging = None
+            else:  # what is left is disable's to repair
+                error.add_note(f"putting the stages back failed too: {failure!r}")
             raise
         staging.commit()
 
     def disable_omni_model_cpu_offload(self) -> None:
         """Bring all weights to the host and remove the hooks. Idempotent; every step runs, the first failure is raised."""
-        staging = self._staging
-        if staging is not None:
-            try:
-                staging.disable()
-            finally:
-                self._staging = None
+        if self._staging is not None:
+            self._staging.disable()
+            self._staging = None
 
     @functools.wraps(WanImageToVideoPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

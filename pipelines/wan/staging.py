@@ -72,8 +72,9 @@ class _Stage:
 class Staging:
     """Who is on the device, and what is to be undone.
 
-    A stage is loaded when its work begins, after the others have left, and stays until another begins or the call ends; outside
-    a call it leaves when its work ends. The current stream waits for the copy to the device; the host does not, if it is pinned.
+    A stage is loaded when its work begins, after the others have left. When its work ends, its weights are those on the host
+    again; its device copies stay until another stage begins or the call ends; outside a call they leave at once. The current
+    stream waits for the copy to the device; the host does not, if it is pinned.
 
     Args:
         device: Where the stages run, with its index.
@@ -125,10 +126,10 @@ class Staging:
         for stage in self._stages.values():
             stage.residency.commit()
 
-    def undo(self, error: BaseException) -> None:
-        """Put everything back as it was before `enable` raised an error; what fails is noted on that error."""
+    def undo(self) -> BaseException | None:
+        """Put everything back as it was before `enable` raised an error. Every step runs; the first failure is returned."""
         steps = [(f"put back {name}", _undoing(stage)) for name, stage in self._stages.items()]
-        _note(error, run_cleanup_steps([*self._unhook_steps(), *steps]))
+        return run_cleanup_steps([*self._unhook_steps(), *steps])
 
     def disable(self) -> None:
         """Remove the hooks and bring all weights to the host. Every step runs, then the first failure is raised."""
@@ -152,6 +153,8 @@ class Staging:
 
         def leave() -> None:
             stage.active = before
+            if stage.rotates and not before:
+                stage.residency.unbind()
 
         def offload() -> None:
             if stage.rotates and not stage.active and not self._calls:

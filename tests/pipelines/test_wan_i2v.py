@@ -236,7 +236,7 @@ def test_encoding_is_a_call(pipeline, case, device):
     loads = []
     load = ModuleResidency.load
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(ModuleResidency, "load", lambda self: (loads.append(self.loaded), load(self))[1])
+        patch.setattr(ModuleResidency, "load", lambda self: (loads.append(self.fetched), load(self))[1])
         pipeline.encode_prompt("a red cat", "blurry", max_sequence_length=32)
         assert loads == [False, True]
         if pipeline.image_encoder is not None:
