@@ -8,13 +8,19 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("backend", "ending"), [("gloo", "destroy"), ("cpu:gloo,sim:gloo", "destroy"), ("gloo", "pending"), ("gloo", "nothing")]
+    ("backend", "ending", "parts"),
+    [
+        ("gloo", "destroy", "plain asynchronous in_threads_mode on_a_side_stream timed functional sharded_module"),
+        ("cpu:gloo,sim:gloo", "destroy", "plain batched"),
+        ("gloo", "pending", "asynchronous"),
+        ("gloo", "nothing", "asynchronous"),
+    ],
 )
-def test_two_ranks(tmp_path, backend, ending):
+def test_two_ranks(tmp_path, backend, ending, parts):
     script = Path(__file__).parent / "collectives_rank.py"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), str(rank), str(tmp_path / "store"), backend, ending],
+            [sys.executable, "-W", "ignore", str(script), str(rank), str(tmp_path / "store"), backend, ending, *parts.split()],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -83,7 +83,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
     set(s.requested_bytes, m.allocated, m.allocated_peak, m.total, m.freed);
     set(s.active_bytes, m.active, m.active_peak, m.total, m.freed);
     set(s.reserved_bytes, m.active, m.active_peak, m.total, m.freed);
-    set(s.allocation, m.live, m.live, m.count, m.count - m.live);
+    set(s.allocation, m.live, m.live_peak, m.count, m.count - m.live);
     s.num_ooms = m.ooms;
     s.num_device_alloc = m.count;
     return s;
@@ -97,6 +97,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
     auto& m = R().memory[dev];
     m.allocated_peak = m.allocated;
     m.active_peak = m.active;
+    m.live_peak = m.live;
   }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex dev) override {
     std::lock_guard<std::mutex> l(R().mu);

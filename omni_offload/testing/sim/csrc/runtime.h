@@ -45,7 +45,7 @@ struct MemoryStats {
   size_t allocated = 0, allocated_peak = 0;  // held by live tensors
   size_t active = 0, active_peak = 0;        // and by freed ones that a recorded stream may still use
   size_t total = 0, freed = 0;
-  size_t count = 0, live = 0, ooms = 0;
+  size_t count = 0, live = 0, live_peak = 0, ooms = 0;
   size_t since_reset = 0;  // allocations
 };
 
@@ -393,11 +393,14 @@ struct Runtime {
     peak = std::max(peak, current);
   }
   static bool countdown(int64_t& left) { return left >= 0 && left-- == 0; }
-  char* fresh(size_t n) const {
+  static char* fresh(size_t n) {
     auto* p = static_cast<char*>(std::aligned_alloc(64, (std::max<size_t>(n, 1) + 63) / 64 * 64));
     TORCH_CHECK(p, "sim: the host has no ", n, " bytes left");
-    if (cfg.poison) std::memset(p, 0xFF, n);
     return p;
+  }
+  BlockP poison(BlockP b) const {  // without the lock: it may take long
+    if (cfg.poison && b->own) std::memset(b->ptr, 0xFF, b->nbytes);
+    return b;
   }
   void reap_locked() {  // gives back what no recorded stream uses any longer
     auto finished = [&](const MarkerP& m) { return is_virtual() ? m->virtual_time <= host_time : m->is_done(); };
@@ -447,9 +450,10 @@ struct Runtime {
     grow(mem.active, mem.active_peak, charged);
     mem.total += charged;
     mem.count++;
-    mem.live++;
+    grow(mem.live, mem.live_peak, 1);
     mem.since_reset++;
-    return b;
+    l.unlock();
+    return poison(std::move(b));
   }
   void free_block(const BlockP& b) {  // the host lets go of it
     if (forked) return;
@@ -519,8 +523,10 @@ struct Runtime {
     pins.erase(b->ptr);
   }
   BlockP alloc_pinned(size_t n) {
-    std::lock_guard<std::mutex> l(mu);
-    return pin_locked(nullptr, n);
+    std::unique_lock<std::mutex> l(mu);
+    auto b = pin_locked(nullptr, n);
+    l.unlock();
+    return poison(std::move(b));
   }
   void free_pinned(const BlockP& b) {
     if (forked) return;
