@@ -1,0 +1,332 @@
+"""What a check is given: the case, the device, a resident run to compare with, and ways to enable and to call."""
+
+import contextlib
+import functools
+import gc
+import operator
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from omni_offload.backends import owns_its_offload
+from omni_offload.config import OffloadConfig, make_config
+from omni_offload.discovery import discover_components
+from omni_offload.errors import ContractViolation
+from omni_offload.factory import get_offload_backend
+from omni_offload.plan import ResolvedOffloadPlan, Treatment, resolve_offload_plan
+from omni_offload.testing.case import PipelineCase
+from omni_offload.testing.observe import Snapshot, Target, bytes_on, device_size, same_values, watching
+from omni_offload.testing.reference import Reference, Use, make_reference
+
+__all__ = ["Bench", "NotRun"]
+
+_SLACK = 8192
+
+
+class NotRun(Exception):  # noqa: N818  (no error: a check that says why it does not apply)
+    """A check does not apply; the message is the reason."""
+
+
+class Bench:
+    """One case on one device.
+
+    Attributes:
+        case: The case.
+        device: The device, with its index.
+        simulated: Whether it is the simulated accelerator, whose copies, pinned bytes, races and failures can be told and made.
+        exhaustive: Whether checks try everything instead of a seeded sample.
+        check: The check that runs.
+        note: What the check left out, for the report.
+
+    Args:
+        case: What is checked.
+        device: An accelerator.
+        exhaustive: As the attribute.
+        seed: Of the samples.
+    """
+
+    def __init__(self, case: PipelineCase, device: torch.device, *, exhaustive: bool = False, seed: int = 0) -> None:
+        self.case = case
+        self.device = device
+        self.simulated = device.type == "sim"
+        self.exhaustive = exhaustive
+        self.check = ""
+        self.note = ""
+        self.races: list[str] = []
+        self._seed = seed
+        self._made: list[Any] = []
+        self._disable: dict[int, Callable[[], None]] = {}
+
+    def random(self) -> random.Random:
+        """Return a generator that gives each check the same sample every time."""
+        return random.Random(f"{self._seed} {self.check}")  # noqa: S311  (no secret)
+
+    def sample(self, population: list[Any], count: int) -> list[Any]:
+        """Return all of a list where the run is exhaustive, else a seeded sample in order."""
+        if self.exhaustive or len(population) <= count:
+            return population
+        return [population[index] for index in sorted(self.random().sample(range(len(population)), count))]
+
+    # ---- pipelines -----------------------------------------------------------------------------------------------------------
+
+    def fresh(self) -> Any:
+        """Return a fresh pipeline on the CPU."""
+        pipeline = self.case.make_pipeline()
+        self._made.append(pipeline)
+        return pipeline
+
+    def call(self, pipeline: Any, *, keep: bool = True) -> list[torch.Tensor]:
+        """Run one call and return its outputs on the CPU (or, without `keep`, nothing)."""
+        with torch.no_grad():
+            outputs = self.case.outputs(pipeline(**self.case.make_inputs(pipeline)))
+        return [tensor.detach().to("cpu", copy=True) for tensor in outputs] if keep else []
+
+    def components(self, pipeline: Any) -> dict[str, torch.nn.Module]:
+        """Return the components with weights, by path."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            found = discover_components(pipeline)
+        weighty = (c for c in found if c.module is not None and any(True for _ in (*c.module.parameters(), *c.module.buffers())))
+        return {c.path: c.module for c in weighty if c.module is not None}
+
+    def targets(self, pipeline: Any) -> list[Target]:
+        """Return `forward` and every declared entry point of every component that is there."""
+        components = self.components(pipeline)
+        declared = {path: methods for path, methods in self.plan(pipeline).entry_points if path}
+        targets = [Target(path, module, "forward") for path, module in components.items()]
+        for path, methods in declared.items():
+            module = operator.attrgetter(path)(pipeline)
+            targets += [Target(path, module, method) for method in methods if method != "forward" or path not in components]
+        return targets
+
+    def component_of(self, pipeline: Any, path: str) -> str:
+        """Return the component that a path lies in, or is."""
+        return next(name for name in self.components(pipeline) if f"{path}.".startswith(f"{name}."))
+
+    def to_device(self, pipeline: Any) -> None:
+        """Bring a pipeline that is not offloaded to the device as a whole."""
+        if callable(getattr(pipeline, "to", None)):
+            pipeline.to(self.device)
+        for module in self.components(pipeline).values():
+            module.to(self.device)
+
+    # ---- offload -------------------------------------------------------------------------------------------------------------
+
+    def config(self, **keys: Any) -> OffloadConfig:
+        """Return the configuration of some selector keys; mode `module` unless another is given."""
+        return make_config({"mode": "module", **keys})
+
+    def plan(self, pipeline: Any, **keys: Any) -> ResolvedOffloadPlan:
+        """Return what enabling would do."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return resolve_offload_plan(pipeline, self.config(**keys))
+
+    def enable(self, pipeline: Any, *, device: torch.device | None = None, **keys: Any) -> Any:
+        """Enable offload as a user would, and return the backend."""
+        config, device = self.config(**keys), device or self.device
+        if callable(getattr(pipeline, "enable_omni_offload", None)):
+            self._disable[id(pipeline)] = pipeline.disable_omni_offload
+            return pipeline.enable_omni_offload(config, device=device)
+        backend = get_offload_backend(config, device)
+        if backend is None:
+            raise NotRun(f"there is no backend for {config} on {device}")
+        self._disable[id(pipeline)] = backend.disable
+        backend.enable(pipeline)
+        return backend
+
+    def disable(self, pipeline: Any) -> None:
+        """Disable offload as a user would; a pipeline that was never enabled is left alone."""
+        self._disable.get(id(pipeline), lambda: None)()
+
+    @contextlib.contextmanager
+    def enabled(self, pipeline: Any, **keys: Any) -> Iterator[Any]:
+        """Have offload enabled in the body; also after an exception it is disabled."""
+        backend = self.enable(pipeline, **keys)
+        try:
+            yield backend
+        finally:
+            self.disable(pipeline)
+
+    def by_hand(self, pipeline: Any) -> bool:
+        """Whether the pipeline wrote its pair of model-level methods itself."""
+        return owns_its_offload(pipeline)
+
+    def staying(self, pipeline: Any, **keys: Any) -> set[str]:
+        """Return the components that are on the device while offload is enabled."""
+        return {component.path for component in self.plan(pipeline, **keys).treated(Treatment.STAY)}
+
+    def group(self, pipeline: Any, path: str) -> set[str]:
+        """Return a component and those that move together with it."""
+        return {path, *(name for names in self.plan(pipeline).co_residents if path in names for name in names)}
+
+    def largest_group(self, pipeline: Any, staying: set[str]) -> int:
+        """Return the device bytes of the largest group of components that move together."""
+        components = self.components(pipeline)
+        rotating = set(components) - staying
+        sizes = [device_size([components[name] for name in self.group(pipeline, path) & rotating]) for path in rotating]
+        return max(sizes, default=0)
+
+    # ---- the resident run ----------------------------------------------------------------------------------------------------
+
+    @property
+    def reference(self) -> Reference:
+        """The resident run."""
+        return self._reference()
+
+    @functools.cache  # noqa: B019  (a bench lives as long as its run)
+    def _reference(self) -> Reference:
+        try:
+            return make_reference(self)
+        finally:
+            self.clean_up()
+
+    def count_uses(self, pipeline: Any, body: Callable[[], Any]) -> list[Use]:
+        """Run a function and return the uses of components in it; a method within another of its component is none of its own."""
+        uses: list[Use] = []
+        inside: list[str] = []
+
+        def around(target: Target, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            component = self.component_of(pipeline, target.path)
+            if component not in inside:
+                uses.append(Use(str(target), component, self.allocated()))
+            inside.append(component)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                inside.pop()
+
+        with watching(self.targets(pipeline), around):
+            body()
+        return uses
+
+    def used(self, pipeline: Any) -> list[Target]:
+        """Return the targets that a call uses."""
+        used = {use.name for use in self.reference.uses}
+        return [target for target in self.targets(pipeline) if str(target) in used]
+
+    # ---- facts ---------------------------------------------------------------------------------------------------------------
+
+    def allocated(self) -> int:
+        """Return the allocated device bytes, once all queues are empty."""
+        torch.accelerator.synchronize(self.device)
+        return int(torch.accelerator.memory_allocated(self.device))
+
+    def peak(self) -> int:
+        """Return the most device bytes since `reset_peak`."""
+        torch.accelerator.synchronize(self.device)
+        return int(torch.accelerator.max_memory_allocated(self.device))
+
+    def reset_peak(self) -> None:
+        """Measure the peak from here on."""
+        torch.accelerator.synchronize(self.device)
+        torch.accelerator.reset_peak_memory_stats(self.device)
+
+    def traffic(self) -> tuple[int, int] | None:
+        """Return the bytes copied to the device and to the host so far; None where they are not counted."""
+        if not self.simulated:
+            return None
+        from omni_offload.testing import sim  # noqa: PLC0415  (built on first use)
+
+        return sim.h2d_bytes(), sim.d2h_bytes()
+
+    def pinned(self) -> int:
+        """Return the pinned host bytes; 0 where they are not counted."""
+        if not self.simulated:
+            return 0
+        from omni_offload.testing import sim  # noqa: PLC0415  (built on first use)
+
+        return sim.pinned_bytes()
+
+    def need_simulation(self, what: str) -> Any:
+        """Return the simulated accelerator's module.
+
+        Raises:
+            NotRun: The check runs on another device.
+        """
+        if not self.simulated:
+            raise NotRun(f"only the simulated accelerator {what}")
+        from omni_offload.testing import sim  # noqa: PLC0415  (built on first use)
+
+        return sim
+
+    # ---- verdicts ------------------------------------------------------------------------------------------------------------
+
+    def fail(self, expected: str, found: object, *, component: str = "") -> NoReturn:
+        """Raise what a check raises.
+
+        Raises:
+            ContractViolation: Always.
+        """
+        where = f", component {component!r}" if component else ""
+        raise ContractViolation(f"{self.check} on case {self.case.name!r}{where}: expected {expected}; found {found}")
+
+    def require_equal(self, outputs: list[torch.Tensor], *, when: str, expected: Any = None) -> None:
+        """Require that outputs equal those of the resident run, bit for bit."""
+        wanted = self.reference.outputs if expected is None else expected
+        if not same_values(outputs, wanted):
+            gaps = [
+                float((a.double() - b.double()).abs().max())
+                for a, b in zip(outputs, wanted, strict=False)
+                if a.shape == b.shape and a.numel()
+            ]
+            self.fail(f"outputs {when} that equal the resident run's bit for bit", f"differences up to {max(gaps, default=float('nan'))}")
+
+    def require_unchanged(self, snapshot: Snapshot, *, when: str, **aspects: bool) -> None:
+        """Require that all is as it was at a snapshot."""
+        changed = snapshot.differences(**aspects)
+        if changed:
+            self.fail(f"everything {when} as it was before", some(changed))
+
+    def require_left(
+        self, pipeline: Any, base: int, *, when: str, staying: frozenset[str] | set[str] = frozenset(), stay_bytes: int = 0
+    ) -> None:
+        """Require that the device holds only what stays.
+
+        Args:
+            pipeline: The pipeline.
+            base: Bytes allocated before it was enabled.
+            when: For the message.
+            staying: Components that stay.
+            stay_bytes: Their device bytes, as measured after enabling.
+        """
+        for path, module in self.components(pipeline).items():
+            names = bytes_on(module, self.device)
+            if names and path not in staying:
+                self.fail(f"no weight on {self.device} {when}", some(names), component=path)
+        gc.collect()
+        over = self.allocated() - base - stay_bytes - self.reference.left
+        if over > (0 if self.simulated else _SLACK):
+            self.fail(f"no device memory held {when} beyond what stays ({stay_bytes} bytes)", f"{over} bytes more")
+
+    def require_disabled(self, pipeline: Any, base: int, pinned: int, *, when: str = "after disable") -> None:
+        """Require that disabling left nothing on the device and nothing pinned."""
+        self.require_left(pipeline, base, when=when)
+        if self.pinned() > pinned:
+            self.fail(f"no pinned host memory {when}", f"{self.pinned() - pinned} bytes")
+
+    # ---- the end of a check --------------------------------------------------------------------------------------------------
+
+    def clean_up(self) -> None:
+        """Disable what the check left enabled, and forget its pipelines."""
+        for pipeline in self._made:
+            with contextlib.suppress(BaseException):
+                self.disable(pipeline)
+        self._made.clear()
+        self._disable.clear()
+        gc.collect()
+        torch.accelerator.synchronize(self.device)
+
+
+def some(lines: list[str], most: int = 6) -> str:
+    """Return the first of some lines as one text."""
+    more = f" and {len(lines) - most} more" if len(lines) > most else ""
+    return "; ".join(lines[:most]) + more
+
+
+def mapping_of(targets: list[Target]) -> Mapping[str, Target]:
+    """Return targets by `path.method`."""
+    return {str(target): target for target in targets}

@@ -1,0 +1,44 @@
+"""The checks, one list of them."""
+
+from omni_offload.testing.checks.declarations import check_case, check_discovery, check_plan, check_protocols, check_signatures
+from omni_offload.testing.checks.lifecycle import (
+    check_cycles,
+    check_enable_from_device,
+    check_execution_device,
+    check_idempotence,
+    check_identity,
+    check_inference_modes,
+    check_round_trip,
+    check_second_device,
+)
+from omni_offload.testing.checks.numerics import (
+    check_numerics,
+    check_numerics_on_least_budget,
+    check_numerics_unpinned,
+    check_races,
+    check_streams,
+)
+
+__all__ = ["CHECKS"]
+
+CHECKS = (
+    check_case,
+    check_protocols,
+    check_discovery,
+    check_plan,
+    check_signatures,
+    check_round_trip,
+    check_identity,
+    check_idempotence,
+    check_cycles,
+    check_enable_from_device,
+    check_execution_device,
+    check_second_device,
+    check_inference_modes,
+    check_numerics,
+    check_numerics_unpinned,
+    check_numerics_on_least_budget,
+    check_streams,
+    check_races,
+)
+"""Every check, in the order in which they run: the declarations first, the races of all others last."""

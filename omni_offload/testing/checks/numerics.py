@@ -1,0 +1,92 @@
+"""The outputs are those of a resident run, and nothing depends on luck."""
+
+import torch
+
+from omni_offload.errors import OffloadConfigError
+from omni_offload.testing.bench import Bench, NotRun
+
+__all__ = ["check_numerics", "check_numerics_on_least_budget", "check_numerics_unpinned", "check_races", "check_streams"]
+
+
+def check_numerics(bench: Bench) -> None:
+    """With pinned masters two calls in a row equal the resident run bit for bit."""
+    _call_twice(bench, pin_memory=True)
+
+
+def check_numerics_unpinned(bench: Bench) -> None:
+    """With unpinned masters two calls in a row equal the resident run bit for bit."""
+    _call_twice(bench, pin_memory=False)
+
+
+def _call_twice(bench: Bench, **keys: object) -> None:
+    pipeline = bench.fresh()
+    with bench.enabled(pipeline, **keys):
+        for number in (1, 2):
+            bench.require_equal(bench.call(pipeline), when=f"of call {number} with {keys}")
+
+
+def check_numerics_on_least_budget(bench: Bench) -> None:
+    """On the least device_memory that is accepted two calls equal the resident run; a byte less is refused, with nothing touched."""
+    pipeline = bench.fresh()
+    least = least_budget(bench, pipeline)
+    base, pinned = bench.allocated(), bench.pinned()
+    try:
+        bench.enable(pipeline, device_memory=least - 1)
+    except OffloadConfigError:
+        bench.require_disabled(pipeline, base, pinned, when="after a refused budget")
+    bound = bench.largest_group(pipeline, bench.staying(pipeline)) + 512 + 64 * len(bench.components(pipeline))
+    if least > bound:
+        bench.fail(f"a budget of the largest group of components ({bound} bytes) to be accepted", f"the least is {least} bytes")
+    _call_twice(bench, device_memory=least)
+
+
+def least_budget(bench: Bench, pipeline: object) -> int:
+    """Return the least `device_memory` in bytes that enabling accepts, found by halving.
+
+    Raises:
+        NotRun: The pipeline owns its offload by hand and takes no budget.
+    """
+    if bench.by_hand(pipeline):
+        raise NotRun("the pipeline owns its model-level offload by hand, and takes no byte budget")
+    low, high = 1, 2 * bench.reference.weights + (1 << 20)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            with bench.enabled(pipeline, device_memory=middle):
+                high = middle
+        except OffloadConfigError:
+            low = middle + 1
+    return low
+
+
+def check_streams(bench: Bench) -> None:
+    """Calls and uses from any stream, also from another one than the last, are right and wait for what they need."""
+    pipeline = bench.fresh()
+    side = torch.Stream(bench.device)
+    home = torch.accelerator.current_stream(bench.device)
+    with bench.enabled(pipeline):
+        for stream in (side, home, side):
+            torch.accelerator.set_stream(stream)
+            try:
+                bench.require_equal(bench.call(pipeline), when=f"of a call on stream {stream.stream_id}")
+            finally:
+                torch.accelerator.set_stream(home)
+                torch.accelerator.synchronize(bench.device)
+
+
+def check_races(bench: Bench) -> None:
+    """No operation lacks a wait: asynchronous and virtual copies, fresh memory that is poison, and in all checks before."""
+    sim = bench.need_simulation("finds races")
+    for mode in ("threads", "virtual"):
+        for keys in ({"pin_memory": True}, {"pin_memory": False}):
+            known = len(sim.races())
+            with sim.settings(mode=mode, copy_latency=1e-3):
+                pipeline = bench.fresh()
+                with bench.enabled(pipeline, **keys):
+                    for _ in range(2):
+                        bench.require_equal(bench.call(pipeline), when=f"in mode {mode} with {keys}")
+            found = sim.races()[known:]
+            if found:
+                bench.fail(f"no race in mode {mode} with {keys}", f"{len(found)}, the first: {found[0].message}")
+    if bench.races:
+        bench.fail("no race in any check before", f"{len(bench.races)}, the first: {bench.races[0]}")

@@ -1,0 +1,96 @@
+"""The checks as pytest tests. pytest is imported when they are used, not before."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+from omni_offload.errors import ContractViolation
+from omni_offload.testing.bench import Bench
+from omni_offload.testing.case import PipelineCase
+from omni_offload.testing.report import Outcome
+from omni_offload.testing.runner import Check, all_checks, make_bench, run_check
+
+__all__ = ["BoundCheck", "PipelineContractTests", "parametrize_with_checks"]
+
+
+class BoundCheck:
+    """One check on one case; called, it does what a test does.
+
+    Args:
+        case: The case.
+        check: The check.
+        bench: Returns the case's bench, which all its checks share.
+    """
+
+    def __init__(self, case: PipelineCase, check: Check, bench: Callable[[], Bench]) -> None:
+        self.case = case
+        self.check = check
+        self._bench = bench
+
+    def __repr__(self) -> str:
+        return f"{self.case.name}-{self.check.__name__}"
+
+    def __call__(self) -> None:
+        """Run it: pass, skip with the reason, or fail.
+
+        Raises:
+            ContractViolation: It failed, or passed where a failure was expected.
+        """
+        import pytest  # noqa: PLC0415  (only where pytest runs)
+
+        result = run_check(self.check, self._bench())
+        if result.outcome is Outcome.NOT_RUN:
+            pytest.skip(result.reason)
+        if result.outcome is Outcome.EXPECTED_FAILURE:
+            pytest.xfail(result.reason)
+        if not result.good:
+            raise ContractViolation(f"{result.check} {result.outcome.value}: {result.reason}")
+
+
+def _bound(cases: Iterable[PipelineCase], device: Any, *, exhaustive: bool) -> list[BoundCheck]:
+    bound = []
+    for case in cases:
+        bench = functools.cache(functools.partial(make_bench, case, device, exhaustive=exhaustive))
+        bound += [BoundCheck(case, check, bench) for check in all_checks()]
+    return bound
+
+
+def parametrize_with_checks(
+    cases: Sequence[PipelineCase], *, device: Any = None, exhaustive: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator for a test that takes `check` and calls it: one test for every check on every case.
+
+    Args:
+        cases: The cases.
+        device: As for `check_pipeline`.
+        exhaustive: As for `check_pipeline`.
+    """
+    import pytest  # noqa: PLC0415  (only where pytest runs)
+
+    bound = _bound(cases, device, exhaustive=exhaustive)
+    return pytest.mark.parametrize("check", bound, ids=map(repr, bound))
+
+
+class PipelineContractTests:
+    """Subclass it as `TestMyPipeline`, name the `cases`, and pytest runs every check on each.
+
+    Attributes:
+        cases: The cases.
+        device: As for `check_pipeline`.
+        exhaustive: As for `check_pipeline`.
+    """
+
+    cases: ClassVar[Sequence[PipelineCase]] = ()
+    device: ClassVar[Any] = None
+    exhaustive: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make the class's tests, one for every check on every case."""
+        super().__init_subclass__(**kwargs)
+
+        def test_contract(self: Any, check: BoundCheck) -> None:  # noqa: ARG001  (a method)
+            check()
+
+        test_contract.__doc__ = "The pipeline keeps one rule of the contract."
+        decorate = parametrize_with_checks(cls.cases, device=cls.device, exhaustive=cls.exhaustive)
+        cls.test_contract = decorate(test_contract)  # type: ignore[attr-defined]  # what pytest collects

@@ -1,0 +1,250 @@
+"""What there is to see of a pipeline from outside: its tensors, its attributes, and the uses of its components."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+__all__ = ["Snapshot", "Target", "bytes_on", "copied_to", "device_size", "same_values", "tensors_in", "tensors_of", "watching"]
+
+_UNIT = 512
+_ALIGNMENT = 64
+_DEPTH = 6
+_MISSING = object()
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return every parameter and buffer of a module by name, each name of a tied one, non-persistent ones too."""
+    named: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    named.update(module.named_buffers(remove_duplicate=False))
+    return named
+
+
+def tensors_in(value: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
+    """Return the tensors in a result: in containers, and in attributes of plain objects such as distributions."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if depth == 0 or isinstance(value, torch.nn.Module | type | str | bytes | torch.Generator):
+        return []
+    items: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    elif hasattr(value, "__dict__"):
+        items = vars(value).values()
+    return [tensor for item in items for tensor in tensors_in(item, depth - 1)]
+
+
+def copied_to(value: Any, device: torch.device) -> Any:
+    """Return arguments with every tensor copied to a device; containers are rebuilt, other objects are kept."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().to(device)
+    if type(value) is dict:
+        return {key: copied_to(item, device) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied_to(item, device) for item in value)
+    return value
+
+
+def same_values(one: Iterable[torch.Tensor], other: Iterable[torch.Tensor]) -> bool:
+    """Whether two lists of tensors are equal bit for bit (NaN equals NaN), of equal types and shapes."""
+    first, second = list(one), list(other)
+    return len(first) == len(second) and all(map(_same, first, second))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    one, other = one.detach().cpu(), other.detach().cpu()
+    return torch.equal(one, other) or bool(
+        torch.equal(torch.isnan(one), torch.isnan(other)) and torch.allclose(one, other, 0, 0, equal_nan=True)
+    )
+
+
+def bytes_on(module: torch.nn.Module, device: torch.device) -> list[str]:
+    """Return the names of the tensors of a module that are bound to memory of a device's type."""
+    return [name for name, tensor in tensors_of(module).items() if tensor.device.type == device.type and tensor.numel()]
+
+
+def device_size(modules: Iterable[torch.nn.Module], *, alignment: int = _ALIGNMENT) -> int:
+    """Return the device bytes that modules need at most: distinct byte ranges, each rounded up, in allocations of 512 bytes."""
+    spans = sorted({_span(tensor) for module in modules for tensor in tensors_of(module).values() if tensor.numel()})
+    total, end = 0, -1
+    for start, stop in spans:
+        if start >= end:
+            total += -(-(stop - start) // alignment) * alignment
+        elif stop > end:
+            total += -(-(stop - end) // alignment) * alignment
+        end = max(end, stop)
+    return -(-total // _UNIT) * _UNIT
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    reach = sum((size - 1) * abs(stride) for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.itemsize
+
+
+@attrs.frozen
+class _Seen:
+    """One tensor as it was."""
+
+    tensor: torch.Tensor
+    value: torch.Tensor
+    facts: dict[str, Any]
+    tied: tuple[str, ...]
+
+
+class Snapshot:
+    """Tensors, attributes and hooks of some components as they are now, to compare with later.
+
+    Args:
+        components: Components by path.
+        pipeline: The pipeline, whose own attributes are compared too; None: they are not.
+    """
+
+    def __init__(self, components: Mapping[str, torch.nn.Module], pipeline: Any = None) -> None:
+        self._pipeline = pipeline
+        self._components = dict(components)
+        self._tensors = {path: _see(module) for path, module in components.items()}
+        self._attributes = {
+            f"{path}.{name}".rstrip("."): (inner, dict(vars(inner)), _hooks(inner))
+            for path, module in components.items()
+            for name, inner in module.named_modules()
+        }
+        self._own = dict(vars(pipeline)) if hasattr(pipeline, "__dict__") else {}
+
+    def differences(self, *, attributes: bool = True, device: bool = True) -> list[str]:
+        """Return what is not as it was, as sentences; empty where all is.
+
+        Args:
+            attributes: Also compare the attributes and hooks of every module, and of the pipeline.
+            device: Also compare the devices of tensors.
+        """
+        found = [line for path, module in self._components.items() for line in self._changed_tensors(path, module, device=device)]
+        return [*found, *self._changed_attributes()] if attributes else found
+
+    def lost_objects(self) -> list[str]:
+        """Return the names of tensors that are no longer the same Python objects."""
+        return [
+            f"{path}.{name}"
+            for path, module in self._components.items()
+            for name, tensor in self._tensors[path].items()
+            if tensors_of(module).get(name) is not tensor.tensor
+        ]
+
+    def _changed_tensors(self, path: str, module: torch.nn.Module, *, device: bool) -> Iterator[str]:
+        now, before = _see(module, values=False), self._tensors[path]
+        for name in before.keys() | now.keys():
+            if name not in now or name not in before:
+                yield f"{path}.{name} was {'removed' if name not in now else 'added'}"
+                continue
+            old, new = before[name], now[name]
+            if new.tensor is not old.tensor:
+                yield f"{path}.{name} is another object"
+            for fact, value in old.facts.items():
+                if new.facts[fact] != value and (device or fact != "device"):
+                    yield f"{path}.{name} has {fact} {new.facts[fact]}, not {value}"
+            if new.tied != old.tied:
+                yield f"{path}.{name} shares memory with {new.tied or 'nothing'}, not {old.tied or 'nothing'}"
+            if new.facts["shape"] == old.facts["shape"] and not same_values([new.tensor], [old.value]):
+                yield f"{path}.{name} has other values"
+
+    def _changed_attributes(self) -> Iterator[str]:
+        for path, (module, before, hooks) in self._attributes.items():
+            yield from (f"{path}.{name} was {how}" for name, how in _changes(module, before, vars(module)))
+            if _hooks(module) != hooks:
+                yield f"{path} has {_hooks(module)} torch hooks, not {hooks}"
+        if self._own:
+            changes = _changes(self._pipeline, self._own, vars(self._pipeline))
+            yield from (f"attribute {name} of the pipeline was {how}" for name, how in changes)
+
+
+def _changes(owner: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in before.keys() | now.keys():
+        if name in before and name in now and before[name] is now[name]:
+            continue
+        default = getattr(type(owner), name, _MISSING)
+        if before.get(name, default) is not now.get(name, default):
+            yield name, "removed" if name not in now else "added" if name not in before else "replaced"
+
+
+def _see(module: torch.nn.Module, *, values: bool = True) -> dict[str, _Seen]:
+    named = tensors_of(module)
+    by_memory: dict[tuple[torch.device, int], list[str]] = {}
+    for name, tensor in named.items():
+        if tensor.numel():
+            by_memory.setdefault((tensor.device, tensor.data_ptr()), []).append(name)
+    seen = {}
+    for name, tensor in named.items():
+        facts = {
+            "device": tensor.device,
+            "dtype": tensor.dtype,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(tensor.stride()),
+            "requires_grad": tensor.requires_grad,
+            "class": type(tensor).__name__,
+        }
+        others = tuple(sorted(set(by_memory.get((tensor.device, tensor.data_ptr()), ())) - {name}))
+        seen[name] = _Seen(tensor, tensor.detach().to("cpu", copy=True) if values else tensor, facts, others)
+    return seen
+
+
+def _hooks(module: torch.nn.Module) -> int:
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks")
+    return sum(len(vars(module).get(table, ())) for table in tables)
+
+
+@attrs.frozen
+class Target:
+    """A method whose uses are watched: the path of its component, its module, its name."""
+
+    path: str
+    module: torch.nn.Module = attrs.field(eq=False, repr=False)
+    method: str
+
+    def __str__(self) -> str:
+        return f"{self.path}.{self.method}"
+
+
+@contextmanager
+def watching(
+    targets: Iterable[Target], around: Callable[[Target, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+) -> Iterator[None]:
+    """Run a function around methods, inside of every hook that is installed later; enable within the `with` block.
+
+    Args:
+        targets: What is watched.
+        around: Takes the target, the method itself and the arguments, and returns what the method should.
+
+    Yields:
+        Nothing. At the end the methods are as they were, also after an exception.
+    """
+    installed: list[tuple[Target, Any, Any]] = []
+    active = [True]
+    try:
+        for target in targets:
+            original = getattr(target.module, target.method)
+            wrapper = _wrap(target, original, around, active)
+            installed.append((target, wrapper, vars(target.module).get(target.method, _MISSING)))
+            vars(target.module)[target.method] = wrapper
+        yield
+    finally:
+        active.clear()
+        for target, wrapper, former in reversed(installed):
+            if vars(target.module).get(target.method) is wrapper:
+                if former is _MISSING:
+                    del vars(target.module)[target.method]
+                else:
+                    vars(target.module)[target.method] = former
+
+
+def _wrap(target: Target, original: Callable[..., Any], around: Callable[..., Any], active: list[bool]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        return around(target, original, args, kwargs) if active else original(*args, **kwargs)
+
+    return watched
