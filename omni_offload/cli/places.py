@@ -1,0 +1,83 @@
+"""Where a pipeline runs: the machine's accelerator, else the simulated one, else the CPU."""
+
+from enum import Enum
+
+import attrs
+import torch
+
+from omni_offload.accelerator import resolve_device, unsupported_reason
+from omni_offload.cli.problems import InputError
+from omni_offload.testing import sim
+
+__all__ = ["Kind", "Place", "choose_place"]
+
+SIM = "sim"
+
+
+class Kind(Enum):
+    """What kind of device it is."""
+
+    ACCELERATOR = "accelerator"
+    SIMULATED = "simulated"
+    CPU = "cpu"
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """A device, and what is missing where it is not the one that was hoped for.
+
+    Attributes:
+        device: The device, with its index.
+        kind: What it is.
+        missing: Why there is nothing to offload from, where it is the CPU; else None.
+    """
+
+    device: torch.device
+    kind: Kind
+    missing: str | None = None
+
+
+def choose_place(asked: str | None) -> Place:
+    """Return the place that was asked for, else the best one there is; the simulated accelerator is built where it is needed.
+
+    Args:
+        asked: A device's name, or None.
+
+    Raises:
+        InputError: There is no such device, or it cannot be used.
+        OffloadStateError: The simulated accelerator does not build.
+    """
+    if asked is not None:
+        return _named(asked)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is not None and found.type != SIM and unsupported_reason(found) is None:
+        return Place(device=resolve_device(found), kind=Kind.ACCELERATOR)
+    reason = sim.why_unavailable()
+    if reason is None:
+        return _simulated(0)
+    accelerator = "no accelerator" if found is None else f"none that weights are offloaded from ({found.type})"
+    return Place(device=torch.device("cpu"), kind=Kind.CPU, missing=f"this machine has {accelerator}, and {reason}")
+
+
+def _named(asked: str) -> Place:
+    kind, _, index = asked.partition(":")
+    if kind == SIM:
+        if (reason := sim.why_unavailable()) is not None:
+            raise InputError(f"--device {asked}: {reason}")
+        if index and (not index.isdecimal() or int(index) >= sim.Settings().devices):
+            raise InputError(f"--device {asked}: there are sim:0 to sim:{sim.Settings().devices - 1}")
+        return _simulated(int(index or 0))
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise InputError(f"--device {asked!r} is no device; give cpu, sim, or the machine's accelerator, such as cuda") from error
+    if device.type == "cpu":
+        return Place(device=torch.device("cpu"), kind=Kind.CPU, missing="the CPU was asked for, and weights are on the host already")
+    if (reason := unsupported_reason(device)) is not None:
+        raise InputError(f"--device {asked}: {reason}; give cpu or sim")
+    return Place(device=resolve_device(device), kind=Kind.ACCELERATOR)
+
+
+def _simulated(index: int) -> Place:
+    sim.install()
+    return Place(device=torch.device(SIM, index), kind=Kind.SIMULATED)
