@@ -84,6 +84,11 @@ def test_no_compiler_and_no_cached_build(cache, monkeypatch):
     assert "found none of c++, g++, clang++ on PATH" in why_unavailable()
 
 
+def test_missing_python_headers_are_named(cache, monkeypatch):
+    monkeypatch.setattr(build.sysconfig, "get_path", lambda _name: "/nowhere/include")
+    assert "no Python.h in /nowhere/include" in why_unavailable()
+
+
 def test_cached_build_needs_no_compiler(cache, monkeypatch):
     cache(f'cp {BUILT} "$out"')
     build.ensure_built(build.library_path())

@@ -112,8 +112,15 @@ def test_directions_overlap_and_one_direction_is_shared(device):
         torch.accelerator.synchronize()
         return sim.clock() - start
 
+    far = torch.empty(1000, device="sim:1")
+    torch.sim.synchronize(1)
     assert both((there[0], host[0]), (host[1], there[1])) == pytest.approx(4e-6, abs=1e-9)
     assert both((there[0], host[0]), (there[1], host[1])) == pytest.approx(8e-6, abs=1e-9)
+    streams[1] = torch.Stream("sim:1")
+    start = sim.clock()
+    assert both((there[0], host[0]), (far, host[1])) == pytest.approx(4e-6, abs=1e-9)
+    torch.sim.synchronize(1)
+    assert sim.clock() - start == pytest.approx(4e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize(

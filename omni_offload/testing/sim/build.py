@@ -64,7 +64,14 @@ def why_not_buildable() -> str | None:
     if _torch_version() < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         return f"the software accelerator needs torch {oldest} or newer, found {torch.__version__}; upgrade torch"
-    if find_compiler() is None and not _is_intact(library_path()):
+    if _is_intact(library_path()):
+        return None
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return (
+            "the software accelerator needs Python's headers to build itself once, and there is no Python.h in "
+            f"{sysconfig.get_path('include')}; install them (Debian and Ubuntu: `apt install python3-dev`)"
+        )
+    if find_compiler() is None:
         asked = os.environ.get("CXX")
         found = f"CXX={asked!r} is no program" if asked else f"found none of {', '.join(COMPILERS)} on PATH"
         return (

@@ -29,7 +29,7 @@ class Settings:
         devices: How many devices there are, 1 to 8.
         capacity: Bytes a device; 0: unlimited. Beyond it `torch.OutOfMemoryError`.
         pinned_capacity: Bytes of pinned and registered host memory; 0: unlimited. Beyond it `RuntimeError`.
-        h2d_gbps: Host to device, in 10^9 bytes/s; 0: unlimited. One copy engine a direction, shared by all devices.
+        h2d_gbps: Host to device, in 10^9 bytes/s; 0: unlimited. Each device has one copy engine a direction.
         d2h_gbps: Device to host, as `h2d_gbps`.
         copy_latency: Seconds added to every copy.
         launch: Host seconds for every queued operation, virtual mode only.

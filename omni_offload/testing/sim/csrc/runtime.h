@@ -78,7 +78,7 @@ struct Runtime {
   int64_t next_stream = 1;
   Clock host{1};
   double host_time = 0;  // virtual seconds
-  double copy_free[kDirections] = {}, copy_free_wall[kDirections] = {};  // when a direction's copy engine is free
+  double copy_free[kMaxDevices][kDirections] = {}, copy_free_wall[kMaxDevices][kDirections] = {};  // when an engine is free
   double compute_free[kMaxDevices] = {}, compute_free_wall[kMaxDevices] = {};
   double collective_free[kMaxDevices] = {};
   MemoryStats memory[kMaxDevices], pinned;
@@ -315,7 +315,7 @@ struct Runtime {
       std::lock_guard<std::mutex> l(mu);
       copied[dir] += n;
       touch_all_locked(uses.data(), uses.size(), s, tick_locked(s), what);
-      if (is_virtual()) charge_locked(s, duration, copy_free[dir], what, n);
+      if (is_virtual()) charge_locked(s, duration, copy_free[s->dev][dir], what, n);
     }
     if (is_virtual()) {
       s->drain();
@@ -325,20 +325,19 @@ struct Runtime {
     for (auto& u : uses) u.block->queued++;
     s->push([=, this, uses = std::move(uses)] {
       (void)keep;
-      const double start = throttle(dir, duration, n);
+      const double start = throttle(copy_free_wall[s->dev][dir], duration, n);
       std::memcpy(dst, src, n);  // at the end of its time, so that a reader who did not wait sees what was there before
       for (auto& u : uses) u.block->queued--;
       std::lock_guard<std::mutex> l(mu);
       span_locked(s, what, start, wall(), n);
     });
   }
-  double throttle(Direction dir, double duration, size_t n) {
+  double throttle(double& engine_free, double duration, size_t n) {
     if (duration <= 0) return wall();
     double end;
     {
-      std::lock_guard<std::mutex> l(mu);  // one engine a direction, as on a card
-      end = std::max(wall(), copy_free_wall[dir]) + duration;
-      copy_free_wall[dir] = end;
+      std::lock_guard<std::mutex> l(mu);  // one engine a device and direction, as on a card
+      end = engine_free = std::max(wall(), engine_free) + duration;
     }
     sleep_seconds(end - n / kMemcpyRate - wall());
     return end - duration;
