@@ -95,6 +95,12 @@ class ModuleResidency:
         return bool(self._groups) and all(self in group.holders and group.copy is not None for group in self._groups or ())
 
     @property
+    def in_flight(self) -> bool:
+        """Whether a copy to the device has not landed yet; the host does not block."""
+        buffers = {group.copy.buffer for group in self._groups or () if group.copy is not None}
+        return any(buffer.ready is not None and not buffer.ready.query() for buffer in buffers)
+
+    @property
     def host_bytes(self) -> int:
         """Bytes of the distinct weights and buffers, without padding."""
         return sum(self._sizes)
@@ -290,6 +296,15 @@ class ModuleResidency:
                 self._note_use(groups)
             for group in groups:
                 self.counters.bytes_out += group.unbind(self, force=force, copy_back=copy_back)
+
+    def note_use(self) -> None:
+        """Note that the current stream uses the device copies: their memory is not freed before it is done. Nothing blocks."""
+        with self._lock:
+            groups = [group for group in self._groups or () if group.copy is not None]
+            if groups:
+                stream, event = self._accelerator.record_compute()
+                for buffer in {group.copy.buffer for group in groups if group.copy is not None}:
+                    buffer.uses[stream.stream_id] = event
 
     def _note_use(self, groups: Sequence[Group]) -> None:
         stream, event = self._accelerator.record_compute()
