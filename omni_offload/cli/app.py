@@ -30,7 +30,7 @@ from omni_offload.errors import OffloadError
 __all__ = ["app", "run_app"]
 
 _INTERRUPTED = 130
-_NOISY = ("diffusers.utils.logging", "transformers.utils.logging", "huggingface_hub.utils.logging")
+_NOISY = ("diffusers.utils.logging", "transformers.utils.logging")
 _ERRORS_ONLY = logging.ERROR
 _WIDE = 200  # columns, where no terminal says how many there are
 
@@ -141,16 +141,21 @@ def _console() -> Console:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what libraries log below an error, and warnings about their own future, while the body runs."""
+    """Keep back what libraries log below an error, their bars where there is no terminal, and warnings about their own future."""
     logs = [importlib.import_module(name) for name in _NOISY if importlib.util.find_spec(name.partition(".")[0])]
     levels = [log.get_verbosity() for log in logs]
+    barred = [log for log in logs if log.is_progress_bar_enabled() and not sys.stderr.isatty()]
     with warnings.catch_warnings():
         for kind in (FutureWarning, DeprecationWarning):
             warnings.simplefilter("ignore", kind)
         for log in logs:
             log.set_verbosity(_ERRORS_ONLY)
+        for log in barred:
+            log.disable_progress_bar()
         try:
             yield
         finally:
             for log, level in zip(logs, levels, strict=True):
                 log.set_verbosity(level)
+            for log in barred:
+                log.enable_progress_bar()

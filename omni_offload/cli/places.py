@@ -9,7 +9,7 @@ from omni_offload.accelerator import resolve_device, unsupported_reason
 from omni_offload.cli.problems import InputError
 from omni_offload.testing import sim
 
-__all__ = ["Kind", "Place", "choose_place"]
+__all__ = ["Kind", "Place", "choose_place", "find_accelerator"]
 
 SIM = "sim"
 
@@ -49,14 +49,20 @@ def choose_place(asked: str | None) -> Place:
     """
     if asked is not None:
         return _named(asked)
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is not None and found.type != SIM and unsupported_reason(found) is None:
+    found = find_accelerator()
+    if found is not None and unsupported_reason(found) is None:
         return Place(device=resolve_device(found), kind=Kind.ACCELERATOR)
     reason = sim.why_unavailable()
     if reason is None:
         return _simulated(0)
     accelerator = "no accelerator" if found is None else f"none that weights are offloaded from ({found.type})"
     return Place(device=torch.device("cpu"), kind=Kind.CPU, missing=f"this machine has {accelerator}, and {reason}")
+
+
+def find_accelerator() -> torch.device | None:
+    """Return the machine's own accelerator, whatever it is; None where there is none."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None or found.type == SIM else found
 
 
 def _named(asked: str) -> Place:

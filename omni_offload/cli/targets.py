@@ -3,6 +3,8 @@
 import difflib
 import importlib
 import inspect
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,16 @@ import torch
 
 import pipelines
 from omni_offload.cli.problems import InputError
+from omni_offload.errors import OffloadError
 from omni_offload.testing import PipelineCase
 
-__all__ = ["Job", "make_job"]
+__all__ = ["Job", "make_job", "saved_dtype"]
 
 _VOCABULARIES: Mapping[str, str] = {"digits": "pipelines.digits.sizes:WORDS"}
 """Entries that were trained for a few prompts only: any other would draw noise."""
+
+_DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""By the names in a safetensors header."""
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +35,6 @@ class Job:
         make_pipeline: Returns the pipeline, on the CPU.
         make_inputs: Takes the pipeline and returns fresh keyword arguments.
         outputs: Takes what the call returned and returns its tensors.
-        prompt: The prompt of the call: what was given, else the case's own; None where there is none.
     """
 
     name: str
@@ -72,7 +77,10 @@ def make_job(target: str, *, prompt: str | None, steps: int | None, seed: int) -
 
 def _of_folder(folder: Path, *, prompt: str | None, steps: int | None, seed: int) -> Job:
     def make_pipeline() -> Any:
-        return pipelines.from_pretrained(folder)
+        try:
+            return pipelines.from_pretrained(folder, torch_dtype=saved_dtype(folder))
+        except (OSError, ValueError) as error:
+            raise error if isinstance(error, OffloadError) else InputError(f"{folder} does not load: {error}") from error
 
     def make_inputs(pipeline: Any) -> dict[str, Any]:
         parameters = _parameters(pipeline)
@@ -82,6 +90,22 @@ def _of_folder(folder: Path, *, prompt: str | None, steps: int | None, seed: int
         return _changed(inputs, pipeline, prompt=prompt, steps=steps, seed=seed)
 
     return Job(name=str(folder), make_pipeline=make_pipeline, make_inputs=make_inputs, outputs=_tensors)
+
+
+def saved_dtype(folder: Path) -> torch.dtype:
+    """Return the floating type that most weights of a saved pipeline have; float32 where it holds no safetensors.
+
+    Without it diffusers would load its own models in float32, and transformers the others as they were saved.
+    """
+    sizes: Counter[str] = Counter()
+    for path in folder.rglob("*.safetensors"):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for entry in header.values():
+            if (dtype := entry.get("dtype")) in _DTYPES:
+                first, last = entry["data_offsets"]
+                sizes[dtype] += last - first
+    return _DTYPES[sizes.most_common(1)[0][0]] if sizes else torch.float32
 
 
 def _check_text(prompt: str | None) -> None:
