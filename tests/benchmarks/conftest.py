@@ -1,0 +1,6 @@
+"""The benchmarks are scripts too, and import one another by name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
