@@ -1,17 +1,67 @@
 PYTHON ?= python3
+PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SIM := $(VENV)/.sim
+SIM_SOURCES := $(wildcard omni_offload/testing/sim/csrc/*) omni_offload/testing/sim/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format docs bench clean
+.PHONY: help setup demo test test-all check format bench wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
-setup: $(READY)  ## make .venv with everything that development needs
+setup: $(READY) $(SIM)  ## make .venv with everything, and build the simulated accelerator
 
+demo: $(READY) $(SIM)  ## make a picture on an accelerator smaller than the pipeline's weights
+	@$(BIN)/omni-offload run digits --prompt seven
+
+test: $(READY) $(SIM)  ## the tests, but for the exhaustive ones
+	$(BIN)/python -m pytest -m "not exhaustive" $(PYTEST_ARGS)
+
+test-all: $(READY) $(SIM)  ## all tests (long)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(READY)  ## linter, formatter, types, import ladder
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## format the code, and correct what the linter can
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+bench: $(READY) $(SIM)  ## the benchmarks, which write docs/benchmarks/
+	$(BIN)/python -m pytest tests/benchmarks $(PYTEST_ARGS)
+
+wheel: $(READY)  ## the wheel, in dist/
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+clean:  ## remove what was built here
+	rm -rf $(VENV) dist build outputs *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+# A newer pip is not needed, and its notices are not for the user of this Makefile.
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@echo "setting up $(VENV) (once; some minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: Python 3.11 or newer is needed; set PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# Without a compiler there is no simulated accelerator: what needs it says so, and the demo runs on the CPU.
+define BUILD_SIM
+from omni_offload.errors import OffloadError
+from omni_offload.testing import sim
+try:
+    sim.install()
+except OffloadError as error:
+    print(f"not built: {error}")
+endef
+export BUILD_SIM
+
+$(SIM): $(READY) $(SIM_SOURCES)
+	@echo "building the simulated accelerator (once; about 20 s)"
+	@$(BIN)/python -c "$$BUILD_SIM"
+	@touch $@

@@ -6,7 +6,8 @@ import attrs
 import torch
 
 from omni_offload.accelerator import resolve_device, unsupported_reason
-from omni_offload.cli.problems import InputError
+from omni_offload.cli.problems import InputError, one_line
+from omni_offload.errors import OffloadStateError
 from omni_offload.testing import sim
 
 __all__ = ["Kind", "Place", "choose_place", "find_accelerator"]
@@ -45,16 +46,16 @@ def choose_place(asked: str | None) -> Place:
 
     Raises:
         InputError: There is no such device, or it cannot be used.
-        OffloadStateError: The simulated accelerator does not build.
     """
     if asked is not None:
         return _named(asked)
     found = find_accelerator()
     if found is not None and unsupported_reason(found) is None:
         return Place(device=resolve_device(found), kind=Kind.ACCELERATOR)
-    reason = sim.why_unavailable()
-    if reason is None:
+    try:
         return _simulated(0)
+    except OffloadStateError as error:
+        reason = one_line(error)
     accelerator = "no accelerator" if found is None else f"none that weights are offloaded from ({found.type})"
     return Place(device=torch.device("cpu"), kind=Kind.CPU, missing=f"this machine has {accelerator}, and {reason}")
 
@@ -68,11 +69,12 @@ def find_accelerator() -> torch.device | None:
 def _named(asked: str) -> Place:
     kind, _, index = asked.partition(":")
     if kind == SIM:
-        if (reason := sim.why_unavailable()) is not None:
-            raise InputError(f"--device {asked}: {reason}")
         if index and (not index.isdecimal() or int(index) >= sim.Settings().devices):
             raise InputError(f"--device {asked}: there are sim:0 to sim:{sim.Settings().devices - 1}")
-        return _simulated(int(index or 0))
+        try:
+            return _simulated(int(index or 0))
+        except OffloadStateError as error:
+            raise InputError(f"--device {asked}: {error}") from error
     try:
         device = torch.device(asked)
     except RuntimeError as error:
@@ -85,5 +87,7 @@ def _named(asked: str) -> Place:
 
 
 def _simulated(index: int) -> Place:
+    if (reason := sim.why_unavailable()) is not None:
+        raise OffloadStateError(reason)
     sim.install()
     return Place(device=torch.device(SIM, index), kind=Kind.SIMULATED)

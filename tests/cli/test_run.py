@@ -12,6 +12,7 @@ from rich.console import Console
 from omni_offload.cli import app, places
 from omni_offload.cli.places import Kind, Place
 from omni_offload.cli.progress import shown_progress
+from omni_offload.errors import OffloadStateError
 from omni_offload.testing import sim
 
 
@@ -125,6 +126,16 @@ def test_without_an_accelerator_and_a_compiler_the_cpu_makes_the_picture_and_say
     told = run_json("run", "digits", "--prompt", "seven")
     assert told["equal_to_resident_run"] is None
     assert told["device"] == "cpu"
+
+
+def test_where_the_simulated_accelerator_does_not_build_the_cpu_makes_the_picture(run_json, monkeypatch):
+    def install(**settings):
+        raise OffloadStateError("it does not compile:\nline 1\nline 2")
+
+    monkeypatch.setattr(sim, "install", install)
+    told = run_json("run", "digits", "--prompt", "seven")
+    assert told["device"] == "cpu"
+    assert told["missing"].endswith("it does not compile: line 1 line 2")
 
 
 def test_on_an_accelerator_a_resident_run_follows(run_json, as_accelerator):
