@@ -7,8 +7,10 @@ from typing import Any
 
 import attrs
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
-__all__ = ["Snapshot", "Target", "bytes_on", "copied_to", "device_size", "same_values", "tensors_in", "tensors_of", "watching"]
+__all__ = ["Snapshot", "Target", "bytes_on", "copied_back", "copied_to", "device_size", "same_values", "tensors_in", "tensors_of", "watching"]
 
 _UNIT = 512
 _ALIGNMENT = 64
@@ -86,6 +88,39 @@ def device_size(modules: Iterable[torch.nn.Module], *, alignment: int = _ALIGNME
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     reach = sum((size - 1) * abs(stride) for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.itemsize
+
+
+@contextmanager
+def copied_back(modules: Iterable[torch.nn.Module], bench: Any) -> Iterator[list[int]]:
+    """Collect the sizes in bytes of the copies to the host, in the body, of memory that the modules' tensors are bound to."""
+    found: list[int] = []
+    with _CopyWatch(list(modules), bench, found):
+        yield found
+
+
+class _CopyWatch(TorchDispatchMode):
+    """Looks at every operator that copies to the host."""
+
+    def __init__(self, modules: list[torch.nn.Module], bench: Any, found: list[int]) -> None:
+        super().__init__()
+        self._modules = modules
+        self._bench = bench
+        self._found = found
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        before = self._bench.traffic()
+        sources = [tensor for tensor in tensors_in([*args, kwargs or {}]) if tensor.device == self._bench.device]
+        places = [tensor.data_ptr() for tensor in sources]
+        result = func(*args, **(kwargs or {}))
+        copied = self._bench.traffic()[1] - before[1]
+        if copied and any(self._is_weight(place) for place in places):
+            self._found.append(copied)
+        return result
+
+    def _is_weight(self, place: int) -> bool:
+        bound = (t for m in self._modules for t in tensors_of(m).values() if t.device == self._bench.device and t.numel())
+        return any(first <= place < end for first, end in map(_span, bound))
 
 
 @attrs.frozen

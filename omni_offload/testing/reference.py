@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from omni_offload.testing.observe import Target, copied_to, tensors_in, tensors_of, watching
+from omni_offload.testing.observe import Target, copied_to, tensors_in, watching
 
 __all__ = ["Recording", "Reference", "Use", "make_reference"]
 
@@ -38,6 +38,7 @@ class Reference:
         outputs: What the call returns, on the CPU.
         uses: The uses of components in their order, outermost ones only where they nest in one component.
         recordings: By `path.method`.
+        start: Device bytes allocated with the weights on the device and before any call, as `uses` count them.
         weights: Device bytes of the components.
         activations: The most device bytes that the call takes beyond the weights.
         left: Device bytes that a call leaves allocated beyond the weights.
@@ -50,6 +51,7 @@ class Reference:
     outputs: tuple[torch.Tensor, ...]
     uses: tuple[Use, ...]
     recordings: Mapping[str, Recording]
+    start: int
     weights: int
     activations: int
     left: int
@@ -86,6 +88,7 @@ def make_reference(bench: Any) -> Reference:
         outputs=outputs,
         uses=tuple(uses),
         recordings=recordings,
+        start=before + weights,
         weights=weights,
         activations=peak - before - weights,
         left=max(start - before - weights, 0),
@@ -168,8 +171,3 @@ class _Recorder:
             except (RuntimeError, TypeError, ValueError, AttributeError):
                 continue
             self._given[str(target)] = (target, (results[0],), {})
-
-
-def weight_count(modules: Mapping[str, torch.nn.Module]) -> int:
-    """Return how many distinct tensors some modules hold."""
-    return len({id(tensor) for module in modules.values() for tensor in tensors_of(module).values()})

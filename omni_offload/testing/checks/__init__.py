@@ -11,12 +11,21 @@ from omni_offload.testing.checks.lifecycle import (
     check_round_trip,
     check_second_device,
 )
+from omni_offload.testing.checks.memory import check_budget, check_peak, check_report, check_traffic
 from omni_offload.testing.checks.numerics import (
     check_numerics,
     check_numerics_on_least_budget,
     check_numerics_unpinned,
     check_races,
     check_streams,
+)
+from omni_offload.testing.checks.residency import (
+    check_entry_points,
+    check_keep_between_calls,
+    check_on_device,
+    check_release,
+    check_residency,
+    check_unselected_stay,
 )
 
 __all__ = ["CHECKS"]
@@ -38,6 +47,16 @@ CHECKS = (
     check_numerics,
     check_numerics_unpinned,
     check_numerics_on_least_budget,
+    check_residency,
+    check_entry_points,
+    check_release,
+    check_on_device,
+    check_unselected_stay,
+    check_keep_between_calls,
+    check_peak,
+    check_budget,
+    check_traffic,
+    check_report,
     check_streams,
     check_races,
 )

@@ -1,0 +1,195 @@
+"""Which components are on the device, and when."""
+
+from typing import Any
+
+import torch
+
+from omni_offload.testing.bench import Bench, NotRun, some
+from omni_offload.testing.observe import Snapshot, Target, bytes_on, copied_to, device_size, same_values, tensors_in
+
+__all__ = [
+    "check_entry_points",
+    "check_keep_between_calls",
+    "check_on_device",
+    "check_release",
+    "check_residency",
+    "check_unselected_stay",
+]
+
+_SLACK = 8192
+
+
+def check_residency(bench: Bench) -> None:
+    """While a component is used, the device holds it, its co-residents and what stays, and after the call only what stays."""
+    pipeline = bench.fresh()
+    base = bench.allocated()
+    components, staying = bench.components(pipeline), bench.staying(pipeline)
+    stay_bytes = 0
+
+    def run() -> None:
+        nonlocal stay_bytes
+        with bench.enabled(pipeline):
+            stay_bytes = bench.allocated() - base
+            bench.call(pipeline, keep=False)
+            bench.require_left(pipeline, base, when="after a call", staying=staying, stay_bytes=stay_bytes)
+
+    handles = [
+        module.get_submodule(bench.reference.probes[path][0]).register_forward_pre_hook(_alone(bench, pipeline, path, staying))
+        for path, module in components.items()
+        if bench.reference.probes.get(path)
+    ]
+    try:
+        uses = bench.count_uses(pipeline, run)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if [use.name for use in uses] != [use.name for use in bench.reference.uses]:
+        bench.fail("the same uses of components as in a resident run", [use.name for use in uses])
+    if not bench.simulated:
+        return
+    for use, resident in zip(uses, bench.reference.uses, strict=True):
+        held = use.allocated - base - (resident.allocated - bench.reference.start)
+        group = bench.group(pipeline, use.path) - staying
+        allowed = stay_bytes + device_size([components[name] for name in group if name in components]) + _SLACK
+        if held > allowed:
+            bench.fail(f"at most {allowed} bytes of weights on the device during {use.name}", f"{held}", component=use.path)
+
+
+def _alone(bench: Bench, pipeline: Any, path: str, staying: set[str]) -> Any:
+    allowed = bench.group(pipeline, path) | staying
+    others = {name: module for name, module in bench.components(pipeline).items() if name not in allowed}
+
+    def look(*_: Any) -> None:
+        for name, module in others.items():
+            names = bytes_on(module, bench.device)
+            if names:
+                bench.fail(f"{name} on the host while {path} is used", some(names), component=name)
+
+    return look
+
+
+def check_entry_points(bench: Bench) -> None:
+    """Every component method that counts as work works outside of a call, again and again, with inputs on the CPU."""
+    pipeline = bench.fresh()
+    base, staying = bench.allocated(), bench.staying(pipeline)
+    left_out = []
+    with bench.enabled(pipeline) as backend:
+        stay_bytes = bench.allocated() - base
+        for target in bench.targets(pipeline):
+            if str(target) not in bench.reference.recordings:
+                left_out.append(str(target))
+                continue
+            for time in ("first", "second"):
+                replay(bench, target, when=f"of a {time} use outside of a call")
+        bench.require_equal(bench.call(pipeline), when="after uses outside of a call")
+        bench.require_left(pipeline, base, when="after uses outside of a call, and a call", staying=staying, stay_bytes=stay_bytes)
+        for target in bench.used(pipeline)[:1]:
+            replay(bench, target, when="of a use after a call")
+        backend.release()
+    if left_out:
+        bench.note = f"no call uses {', '.join(left_out)}, so that their arguments are not known"
+
+
+def replay(bench: Bench, target: Target, *, when: str) -> None:
+    """Call a method with the recorded arguments, on the CPU, and require what a resident pipeline returns."""
+    recording = bench.reference.recordings[str(target)]
+    cpu = torch.device("cpu")
+    with torch.no_grad():
+        result = getattr(target.module, target.method)(*copied_to(recording.args, cpu), **copied_to(recording.kwargs, cpu))
+    if not same_values(tensors_in(result), recording.outputs):
+        bench.fail(f"the outputs of {target} {when} that equal the resident run's", "others", component=target.path)
+
+
+def check_release(bench: Bench) -> None:
+    """A component used outside of a call may stay on the device until release(), which frees all that rotates."""
+    pipeline = bench.fresh()
+    base, staying = bench.allocated(), bench.staying(pipeline)
+    with bench.enabled(pipeline) as backend:
+        stay_bytes = bench.allocated() - base
+        for target in bench.used(pipeline):
+            replay(bench, target, when="before release()")
+            backend.release()
+            bench.require_left(pipeline, base, when=f"after {target} and release()", staying=staying, stay_bytes=stay_bytes)
+        for target in bench.used(pipeline)[:2]:
+            replay(bench, target, when="after release()")
+    bench.require_disabled(pipeline, base, bench.pinned())
+
+
+def check_unselected_stay(bench: Bench) -> None:
+    """With some kinds of components selected, the others are on the device from enable to disable, and the selected ones rotate."""
+    pipeline = bench.fresh()
+    planned = bench.plan(pipeline).components
+    kinds = list(dict.fromkeys(c.kind for c in planned if c.kind in ("dit", "text_encoder", "vae")))
+    if len({c.kind for c in planned}) < 2:
+        raise NotRun("all components are of one kind")
+    for kind in kinds:
+        pipeline = bench.fresh()
+        base, pinned = bench.allocated(), bench.pinned()
+        before = Snapshot(bench.components(pipeline))
+        staying = bench.staying(pipeline, components=[kind])
+        with bench.enabled(pipeline, components=[kind]):
+            stay_bytes = bench.allocated() - base
+            for when in ("after enable", "after a call"):
+                for path in staying:
+                    _require_on_device(bench, pipeline, path, when=f"{when} with {kind} selected")
+                bench.require_left(pipeline, base, when=f"{when} with {kind} selected", staying=staying, stay_bytes=stay_bytes)
+                bench.require_equal(bench.call(pipeline), when=f"with {kind} selected")
+        bench.require_unchanged(before, when=f"after disable with {kind} selected", attributes=False)
+        bench.require_disabled(pipeline, base, pinned)
+
+
+def _require_on_device(bench: Bench, pipeline: Any, path: str, *, when: str) -> None:
+    module = bench.components(pipeline)[path]
+    host = [name for name, tensor in module.state_dict().items() if tensor.device != bench.device and tensor.numel()]
+    if host:
+        bench.fail(f"all of it on {bench.device} {when}", f"on the host: {some(host)}", component=path)
+
+
+def check_keep_between_calls(bench: Bench) -> None:
+    """With keep_between_calls the device holds weights between calls, within the budget, and outputs stay right."""
+    pipeline = bench.fresh()
+    if bench.by_hand(pipeline):
+        raise NotRun("the pipeline owns its model-level offload by hand, and takes no byte budget")
+    base, pinned = bench.allocated(), bench.pinned()
+    budget = 2 * bench.reference.weights
+    with bench.enabled(pipeline, device_memory=budget, keep_between_calls=True) as backend:
+        for number in (1, 2, 3):
+            before = bench.traffic()
+            bench.require_equal(bench.call(pipeline), when=f"of call {number} with keep_between_calls")
+            after = bench.traffic()
+            held = bench.allocated() - base
+            if held > budget:
+                bench.fail(f"at most {budget} bytes held between calls", held)
+            if held <= bench.reference.left:
+                bench.fail("weights held between calls, where all of them fit the budget", f"{held} bytes")
+            if before is None or after is None:
+                continue
+            # activations that the pipeline itself sends to a component's device, the host's, come back
+            copied = after[0] - before[0] - (after[1] - before[1])
+            if number > 1 and copied > (bench.reference.copied_in or 0) + _SLACK:
+                bench.fail("no weight copied again that was kept", f"{copied} bytes in call {number}")
+        backend.release()
+        bench.require_left(pipeline, base, when="after release()")
+    bench.require_disabled(pipeline, base, pinned)
+
+
+def check_on_device(bench: Bench) -> None:
+    """Within `with pipeline.on_device(path)` the component is on the device, outside of it nothing but what stays."""
+    pipeline = bench.fresh()
+    if not callable(getattr(pipeline, "on_device", None)):
+        raise NotRun(f"{type(pipeline).__name__} has no on_device()")
+    if bench.by_hand(pipeline):
+        raise NotRun("the pipeline owns its model-level offload by hand, and has stages of its own")
+    base = bench.allocated()
+    with bench.enabled(pipeline) as backend:
+        for path in bench.components(pipeline):
+            with pipeline.on_device(path):
+                _require_on_device(bench, pipeline, path, when="within on_device")
+            try:
+                with pipeline.on_device(path):
+                    raise LookupError(path)
+            except LookupError:
+                pass
+            backend.release()
+            bench.require_left(pipeline, base, when="after on_device", staying=bench.staying(pipeline))
+        bench.require_equal(bench.call(pipeline), when="after on_device")
