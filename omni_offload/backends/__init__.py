@@ -1,6 +1,6 @@
 """Who moves weights, and when."""
 
-from omni_offload.backends.base import OffloadBackend, backend_of
+from omni_offload.backends.base import OffloadBackend, backend_of, manage
 from omni_offload.backends.distributed_layerwise import DistributedLayerwiseOffloadBackend
 from omni_offload.backends.layerwise import LayerwiseOffloadBackend
 from omni_offload.backends.model_level import ENGINE_MARK, ModelLevelOffloadBackend, delegating, owns_its_offload
@@ -13,5 +13,6 @@ __all__ = [
     "OffloadBackend",
     "backend_of",
     "delegating",
+    "manage",
     "owns_its_offload",
 ]

@@ -5,7 +5,7 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, Self
 
 import torch
@@ -15,11 +15,12 @@ from omni_offload.accelerator import Accelerator, resolve_device
 from omni_offload.backends.foreign import refuse_foreign_offload
 from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.config import OffloadConfig
+from omni_offload.discovery import module_at, refuse_meta
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.plan import ResolvedOffloadPlan, resolve_offload_plan
 from omni_offload.trace import OffloadReport
 
-__all__ = ["OffloadBackend", "backend_of"]
+__all__ = ["OffloadBackend", "backend_of", "manage"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,30 @@ _LOCK = threading.RLock()
 def backend_of(pipeline: object) -> "OffloadBackend | None":
     """Return the backend that manages a pipeline, also one whose enable was interrupted; None where there is none."""
     return _BACKENDS.get(pipeline)
+
+
+def manage(pipeline: Any, backend: "OffloadBackend") -> "OffloadBackend":
+    """Enable a backend for a pipeline, unless one that was asked for the same manages it; what an interrupt left is repaired first.
+
+    Returns:
+        The backend that manages the pipeline now.
+
+    Raises:
+        OffloadStateError: A backend manages the pipeline that was asked for something else.
+    """
+    with _LOCK:
+        present = backend_of(pipeline)
+        if present is not None and present.enabled:
+            if present.asked == backend.asked:
+                return present
+            raise OffloadStateError(
+                f"{type(pipeline).__name__} is offloaded on {present.device} with {present.config}, and {backend.config} on "
+                f"{backend.device} was asked for, or another plan; call disable_omni_offload() first"
+            )
+        if present is not None:
+            present.disable()
+        backend.enable(pipeline)
+        return backend
 
 
 class OffloadBackend(abc.ABC):
@@ -71,7 +96,7 @@ class OffloadBackend(abc.ABC):
             OffloadConfigError: What the pipeline is cannot be served with this configuration.
             ComponentPathError: The pipeline's declarations and its components disagree.
         """
-        with self._lock, _LOCK:
+        with _LOCK, self._lock:
             if self._shut_down:
                 raise OffloadStateError(f"enable was asked of a {type(self).__name__} that was shut down; make a new backend")
             if self.enabled and self.pipeline is pipeline:
@@ -79,6 +104,7 @@ class OffloadBackend(abc.ABC):
             self._refuse_second_owner(pipeline)
             refuse_foreign_offload(pipeline)
             self._plan = plan = self._make_plan(pipeline)
+            refuse_meta({c.path: module_at(pipeline, c.path) for c in plan.components}, pipeline=pipeline)
             try:
                 self._touched = True
                 self._pipeline = weakref.ref(pipeline)
@@ -96,12 +122,15 @@ class OffloadBackend(abc.ABC):
         Repairs what an interrupted enable, call or disable left. It does not promise the original device.
 
         Raises:
-            OffloadStateError: A call on the pipeline is running in this thread.
+            OffloadStateError: A call on the pipeline is running in this thread. One in another thread is waited for.
         """
+        self._between_calls(self._disable)
+
+    def _disable(self) -> None:
         with self._lock:
             if not self._touched:
                 return
-            self._refuse_in_call()
+            self.enabled = False  # first: what is half undone is not to be taken for enabled
             error = self._uninstall(undo=False)
             if error is not None:
                 raise error
@@ -157,6 +186,11 @@ class OffloadBackend(abc.ABC):
         return self._pipeline() if self._pipeline is not None else None
 
     @property
+    def asked(self) -> tuple[OffloadConfig, torch.device, ResolvedOffloadPlan | None]:
+        """What was asked for: two backends that are asked for the same do the same."""
+        return self.config, self.device, self._given_plan
+
+    @property
     def plan(self) -> ResolvedOffloadPlan | None:
         """The plan that is carried out."""
         return self._plan
@@ -172,8 +206,12 @@ class OffloadBackend(abc.ABC):
         """Give up what `_install` took, in whatever state it is. Idempotent; returns the first failure after every step ran."""
 
     @abc.abstractmethod
-    def _refuse_in_call(self) -> None:
-        """Raise where disabling would pull weights from under a call of this thread."""
+    def _between_calls(self, work: Callable[[], None]) -> None:
+        """Do something while no call runs: wait for those of other threads.
+
+        Raises:
+            OffloadStateError: A call of this thread runs, from under which it would pull the weights.
+        """
 
     def _make_plan(self, pipeline: Any) -> ResolvedOffloadPlan:
         plan = resolve_offload_plan(pipeline, self.config)

@@ -8,20 +8,23 @@ from typing import Any
 
 import torch
 
-from omni_offload.backends.rotation import Member
+from omni_offload.backends.owners import Member
 from omni_offload.errors import OffloadStateError
 
 __all__ = ["explain"]
 
-_SIGNS = ("same device", "expected device", "different device", "on device", "device type")
+_SIGNS = ("same device", "expected device", "different device", "on device", "device type", "DeviceType", "Input type (torch.")
+
+#: Line, last line, column, last column (bytes) of an expression in its file.
+_Position = tuple[int | None, int | None, int | None, int | None]
 
 
-def explain(error: BaseException, members: Iterable[Member]) -> OffloadStateError | None:
+def explain(error: BaseException, inactive: Iterable[Member]) -> OffloadStateError | None:
     """Return an error that names the component and the weight, where a device mismatch came from one that was on the host.
 
     Args:
         error: What a call on the pipeline raised.
-        members: The components of the pipeline.
+        inactive: The components that were on the host where it was raised.
 
     Returns:
         The error to raise instead, with the cause set; None where the error is something else.
@@ -30,14 +33,12 @@ def explain(error: BaseException, members: Iterable[Member]) -> OffloadStateErro
         return None
     if not any(sign in str(error) for sign in _SIGNS):
         return None
-    names = _names(members)
-    for frame, line_range in _frames(error.__traceback__):
-        for value in _operands(frame, line_range):
-            if id(value) in names:
-                return _error(*names[id(value)], frame)
-        owner = frame.f_locals.get("self")
-        if id(owner) in names:
-            return _error(*names[id(owner)], frame)
+    weights = _Weights(inactive)
+    for frame, position in _frames(error.__traceback__):
+        for value in (*_operands(frame, position), frame.f_locals.get("self")):
+            found = weights.find(value)
+            if found is not None:
+                return _error(*found, frame)
     return None
 
 
@@ -49,43 +50,61 @@ def _error(component: str, weight: str, frame: FrameType) -> OffloadStateError:
     )
 
 
-def _names(members: Iterable[Member]) -> dict[int, tuple[str, str]]:
-    names = {}
-    for member in members:
-        if member.stays or member.owner.active:
-            continue
-        for path, module in member.owner.module.named_modules(prefix=member.name):
-            tensors = [name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
-            inner = ", ".join(f"{path}.{name}" for name in tensors) or path
-            names[id(module)] = (member.name, inner)
-        for name, tensor in member.owner.residency.tensors():
-            names[id(tensor)] = (member.name, name)
-    return names
+class _Weights:
+    """The modules and tensors of some components, by identity, and the tensors by their memory, which views share."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self._names: dict[int, tuple[str, str]] = {}
+        self._spans: list[tuple[int, int, tuple[str, str]]] = []
+        for member in members:
+            for path, module in member.owner.module.named_modules(prefix=member.name):
+                tensors = [name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
+                self._names[id(module)] = (member.name, ", ".join(f"{path}.{name}" for name in tensors) or path)
+            for name, tensor in member.owner.residency.tensors():
+                self._names[id(tensor)] = (member.name, name)
+                if tensor.numel() and tensor.is_contiguous():
+                    self._spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, (member.name, name)))
+
+    def find(self, value: Any) -> tuple[str, str] | None:
+        """Return component and name of a tensor, of a view of one, or of a module; None for anything else."""
+        if id(value) in self._names or not isinstance(value, torch.Tensor):
+            return self._names.get(id(value))
+        if value.device.type != "cpu" or not value.numel():
+            return None
+        at = value.data_ptr()
+        return next((found for first, end, found in self._spans if first <= at < end), None)
 
 
-def _frames(traceback: TracebackType | None) -> list[tuple[FrameType, tuple[int, int]]]:
+def _frames(traceback: TracebackType | None) -> list[tuple[FrameType, _Position]]:
     frames = []
     while traceback is not None:
         positions = list(traceback.tb_frame.f_code.co_positions())
-        first, last, *_ = positions[traceback.tb_lasti // 2]
-        line = traceback.tb_lineno
-        frames.append((traceback.tb_frame, (first or line, last or line)))
+        frames.append((traceback.tb_frame, positions[traceback.tb_lasti // 2]))
         traceback = traceback.tb_next
     return frames[::-1]
 
 
-def _operands(frame: FrameType, lines: tuple[int, int]) -> Iterator[Any]:
+def _operands(frame: FrameType, position: _Position) -> Iterator[Any]:
     """Yield the tensors and modules that the failing expression names, by looking their dotted names up (nothing is called)."""
-    text = "".join(linecache.getline(frame.f_code.co_filename, number) for number in range(lines[0], lines[1] + 1)).strip()
     try:
-        tree = ast.parse(text.removesuffix(":"))
+        tree = ast.parse(f"({_source(frame.f_code.co_filename, position)})")
     except SyntaxError:
         return
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute | ast.Name):
+        if isinstance(node, ast.Attribute | ast.Name | ast.Subscript):
             value = _look_up(node, frame)
             if isinstance(value, torch.Tensor | torch.nn.Module):
                 yield value
+
+
+def _source(filename: str, position: _Position) -> str:
+    first, last, start, end = position
+    if first is None or last is None or start is None or end is None:
+        return ""
+    lines = [linecache.getline(filename, number).encode() for number in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    return b"".join(lines).decode()
 
 
 def _look_up(node: ast.expr, frame: FrameType) -> Any:
@@ -96,4 +115,14 @@ def _look_up(node: ast.expr, frame: FrameType) -> Any:
         if isinstance(owner, torch.nn.Module):
             return owner.__dict__["_parameters"].get(node.attr, owner.__dict__["_modules"].get(node.attr, owner.__dict__.get(node.attr)))
         return getattr(owner, "__dict__", {}).get(node.attr)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return _item(_look_up(node.value, frame), node.slice.value)
     return None
+
+
+def _item(holder: Any, key: Any) -> Any:
+    if isinstance(holder, torch.nn.ModuleList | torch.nn.ModuleDict):
+        holder, key = holder.__dict__["_modules"], str(key)
+    if type(holder) in (list, tuple) and isinstance(key, int):
+        return dict(enumerate(holder)).get(key)
+    return holder.get(key) if type(holder) is dict else None

@@ -1,12 +1,12 @@
 """Other libraries' offloading: two owners of one weight cannot both be right."""
 
-import operator
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from omni_offload.errors import OffloadStateError
+from omni_offload.discovery import module_at
+from omni_offload.errors import ComponentPathError, OffloadStateError
 
 __all__ = ["refuse_foreign_offload"]
 
@@ -30,30 +30,32 @@ def _found(pipeline: Any) -> Iterator[str]:
         yield f"the pipeline has a device_map ({pipeline.hf_device_map})"
     for name, component in _components(pipeline).items():
         for path, module in component.named_modules(prefix=name):
-            state = module.__dict__
-            if state.get("_hf_hook") is not None:
-                yield f"{path} has accelerate's {type(state['_hf_hook']).__name__}"
-            elif "group_offloading" in getattr(state.get("_diffusers_hook"), "hooks", {}):
-                yield f"{path} has diffusers' group offloading"
-            elif state.get("hf_device_map"):
-                yield f"{path} has a device_map"
-            else:
-                continue
-            break
+            what = _offloading(module)
+            if what is not None:
+                yield f"{path} has {what}"
+                break
+
+
+def _offloading(module: torch.nn.Module) -> str | None:
+    state = module.__dict__
+    if state.get("_hf_hook") is not None:
+        return f"accelerate's {type(state['_hf_hook']).__name__}"
+    if "group_offloading" in getattr(state.get("_diffusers_hook"), "hooks", {}):
+        return "diffusers' group offloading"
+    return "a device_map" if state.get("hf_device_map") else None
 
 
 def _components(pipeline: Any) -> dict[str, torch.nn.Module]:
     if isinstance(pipeline, torch.nn.Module):
         return {type(pipeline).__name__: pipeline}
-    components = getattr(pipeline, "components", None)
-    named = components if isinstance(components, dict) else vars(pipeline)
     lists = [getattr(pipeline, f"_{kind}_modules", ()) for kind in ("dit", "encoder", "vae", "resident")]
-    named = {**named, **{path: _get(pipeline, path) for paths in lists for path in paths}}
+    declared = {path: _module(pipeline, path) for paths in lists for path in paths if isinstance(path, str)}
+    named = {**getattr(pipeline, "__dict__", {}), **declared}
     return {str(name): value for name, value in named.items() if isinstance(value, torch.nn.Module)}
 
 
-def _get(pipeline: Any, path: str) -> Any:
+def _module(pipeline: Any, path: str) -> Any:
     try:
-        return operator.attrgetter(path)(pipeline)
-    except AttributeError:
+        return module_at(pipeline, path)
+    except ComponentPathError:  # the plan names it
         return None

@@ -1,13 +1,21 @@
 """The lock that serialises the calls on one pipeline, and refuses a wait that cannot end."""
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from omni_offload.errors import OffloadStateError
 
 __all__ = ["CallLock"]
 
-_TABLE = threading.Condition(threading.Lock())
+_TABLE = threading.Condition()
 _WAITING: dict[int, "CallLock"] = {}
+
+_Result = TypeVar("_Result")
+
+
+class _Brief:
+    """The token of a hold that is no call."""
 
 
 class CallLock:
@@ -24,9 +32,19 @@ class CallLock:
         self._thread: int | None = None
         self._tokens: list[object] = []
 
-    def held(self) -> bool:
-        """Whether the current thread holds the lock."""
-        return self._thread == threading.get_ident()
+    def in_call(self) -> bool:
+        """Whether the current thread is in a call, or uses a component."""
+        with _TABLE:
+            return self._thread == threading.get_ident() and not all(isinstance(token, _Brief) for token in self._tokens)
+
+    def holds(self, token: object) -> bool:
+        """Whether a hold has begun and not ended."""
+        return token in self._tokens
+
+    def after(self, token: object) -> list[object]:
+        """Return the tokens of the holds that began within another and have not ended, the last one first."""
+        tokens = self._tokens
+        return tokens[tokens.index(token) + 1 :][::-1] if token in tokens else []
 
     def acquire(self, token: object) -> None:
         """Take the lock, or take it once more; blocks while another thread holds it.
@@ -54,6 +72,22 @@ class CallLock:
             if not self._tokens and self._thread is not None:
                 self._thread = None
                 _TABLE.notify_all()
+
+    def run(self, work: Callable[[], _Result]) -> _Result:
+        """Do something while no other thread is in a call; an interrupt anywhere leaves the lock free.
+
+        Raises:
+            OffloadStateError: As `acquire`.
+        """
+        token = _Brief()
+        try:
+            try:
+                self.acquire(token)
+                return work()
+            finally:
+                self.release(token)
+        finally:  # where the first was interrupted
+            self.release(token)
 
     def _refuse_deadlock(self, me: int) -> None:
         lock: CallLock | None = self

@@ -2,28 +2,31 @@
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from typing_extensions import override
 
+from omni_offload.backends.activation import Activation
 from omni_offload.backends.base import OffloadBackend, first_error
 from omni_offload.backends.calls import enter_call, leave_call
-from omni_offload.backends.entry import Activation, EntryHooks
+from omni_offload.backends.entry import EntryHooks
 from omni_offload.backends.explain import explain
 from omni_offload.backends.rotation import Member, Rotation
 from omni_offload.backends.summary import summarise_members, summarise_residencies
 from omni_offload.cleanup import run_cleanup_steps
+from omni_offload.config import OffloadStrategy
+from omni_offload.discovery import discover_components
 from omni_offload.errors import ComponentPathError, OffloadConfigError, OffloadStateError
-from omni_offload.plan import ResolvedOffloadPlan
+from omni_offload.plan import ResolvedOffloadPlan, Treatment
 from omni_offload.protocols import supports_model_cpu_offload
 from omni_offload.residency import ModuleResidency, recording
 from omni_offload.trace import OffloadReport
 
 __all__ = ["ENGINE_MARK", "ModelLevelOffloadBackend", "delegating", "owns_its_offload"]
 
-#: Whether the backend is calling a pipeline's own pair of methods now.
-delegating: contextvars.ContextVar[bool] = contextvars.ContextVar("delegating", default=False)
+#: The pipeline whose own pair of methods the backend calls now.
+delegating: contextvars.ContextVar[object] = contextvars.ContextVar("delegating", default=None)
 
 #: Attribute of an `enable_omni_model_cpu_offload` that is the engine itself, so that the engine does not delegate to it.
 ENGINE_MARK = "_omni_offload_engine"
@@ -58,15 +61,26 @@ class ModelLevelOffloadBackend(OffloadBackend):
         hooks.install()
         rotation.commit()
 
+    @override
+    def _make_plan(self, pipeline: Any) -> ResolvedOffloadPlan:
+        memory = self.config.device_memory
+        if memory is not None and owns_its_offload(pipeline):
+            raise OffloadConfigError(
+                f"device_memory={memory} was asked for, but {type(pipeline).__name__} drives its model-level offload itself and takes "
+                "no budget; leave device_memory out"
+            )
+        plan = super()._make_plan(pipeline)
+        if plan.strategy is OffloadStrategy.MODEL_LEVEL and (streaming := plan.treated(Treatment.STREAM)):
+            raise OffloadConfigError(
+                f"the plan given for {type(pipeline).__name__} streams {', '.join(c.path for c in streaming)}, which model-level "
+                "offload cannot; use mode 'layer', or let them rotate"
+            )
+        return plan
+
     def _install_delegate(self, pipeline: Any) -> None:
         config = self.config
-        if config.device_memory is not None:
-            raise OffloadConfigError(
-                f"device_memory={config.device_memory} was asked for, but {type(pipeline).__name__} drives its model-level offload "
-                "itself and takes no budget; leave device_memory out"
-            )
         self._residencies = []
-        token, asking = recording.set((*recording.get(), self._residencies)), delegating.set(True)
+        token, asking = recording.set((*recording.get(), self._residencies)), delegating.set(pipeline)
         try:
             pipeline.enable_omni_model_cpu_offload(
                 device=self.device,
@@ -84,6 +98,7 @@ class ModelLevelOffloadBackend(OffloadBackend):
         errors = []
         if self._delegate and pipeline is not None:
             errors.append(run_cleanup_steps([("the pipeline's own disable", lambda: _ask_to_disable(pipeline))]))
+        errors.append(run_cleanup_steps((f"restore {one.name}", one.restore) for one in self._residencies))
         errors.append(hooks.remove() if hooks is not None else None)
         errors.append(rotation.give_up(undo=undo) if rotation is not None else None)
         error = first_error(*errors)
@@ -92,32 +107,36 @@ class ModelLevelOffloadBackend(OffloadBackend):
         return error
 
     @override
-    def _refuse_in_call(self) -> None:
-        if self._rotation is not None and self._rotation.lock.held():
+    def _between_calls(self, work: Callable[[], None]) -> None:
+        rotation = self._rotation
+        if rotation is None:
+            work()
+            return
+        if rotation.lock.in_call():
             raise OffloadStateError("disable was asked for while a call on the pipeline runs in this thread; disable after it")
+        rotation.lock.run(work)
 
     # ---- use ---------------------------------------------------------------------------------------------------------------
 
     @override
     def begin_call(self, call: object) -> None:
-        rotation = self._active_rotation()
-        rotation.begin_call(call)
-        enter_call(call, rotation)
+        rotation = self._rotation
+        if rotation is not None and rotation.begin_call(call):
+            enter_call(call, rotation)
 
     @override
     def end_call(self, call: object, *, error: BaseException | None) -> BaseException | None:
+        leave_call(call)
         rotation = self._rotation
         if rotation is None:
             return None
-        explained = explain(error, rotation.members.values()) if error is not None else None
-        leave_call(call)
+        explained = explain(error, rotation.inactive_at(error)) if error is not None else None
         second = rotation.end_call(call, failed=error is not None)
-        if explained is not None:
-            return explained
-        if error is not None and second is not None:
-            error.add_note(f"ending the call failed too: {second!r}")
-            return None
-        return second
+        if error is None:
+            return second
+        if second is not None:
+            (explained or error).add_note(f"ending the call failed too: {second!r}")
+        return explained
 
     @override
     def on_device(self, *components: str) -> contextlib.AbstractContextManager[None]:
@@ -126,12 +145,13 @@ class ModelLevelOffloadBackend(OffloadBackend):
             raise OffloadStateError(
                 f"on_device was asked of {type(self.pipeline).__name__}, which drives its model-level offload itself; use its own stages"
             )
-        return _on_device(rotation, [_member(rotation, name) for name in components])
+        members = [_member(rotation, self.pipeline, name) for name in components]
+        return _on_device(rotation, [member for member in members if member is not None])
 
     @override
     def release(self) -> None:
         for residency in self._residencies:
-            residency.offload()
+            residency.drop()  # what the pipeline uses now, or keeps on the device, is bound and stays
         if self._rotation is not None:
             self._rotation.release()
 
@@ -156,17 +176,24 @@ class ModelLevelOffloadBackend(OffloadBackend):
 
 
 def _ask_to_disable(pipeline: Any) -> None:
-    asking = delegating.set(True)
+    asking = delegating.set(pipeline)
     try:
         pipeline.disable_omni_model_cpu_offload()
     finally:
         delegating.reset(asking)
 
 
-def _member(rotation: Rotation, name: str) -> Member:
+def _member(rotation: Rotation, pipeline: Any, name: str) -> Member | None:
+    """Return the component of a declared name; None where it has no bytes, or is None.
+
+    Raises:
+        ComponentPathError: No component has the name.
+    """
     for member in rotation.members.values():
-        if name in (member.name, *member.planned.aliases):
+        if name in member.names:
             return member
+    if any(name in (component.path, *component.aliases) for component in discover_components(pipeline)):
+        return None
     known = ", ".join(rotation.members)
     raise ComponentPathError(f"on_device names component {name!r}, which is not managed; managed are: {known}")
 
@@ -184,8 +211,13 @@ def _on_device(rotation: Rotation, members: list[Member]) -> Iterator[None]:
         failure = error
         raise
     finally:
-        second = first_error(*(activation.leave() for activation in reversed(activations)))
-        if second is not None:
-            if failure is None:
-                raise second
+        try:
+            second = first_error(*(activation.leave(failure) for activation in reversed(activations)))
+        finally:  # where that was interrupted
+            for activation in reversed(activations):
+                activation.leave()
+        if second is not None and failure is None:
+            raise second
+        if second is not None and failure is not None:
             failure.add_note(f"ending on_device failed too: {second!r}")
+        del failure

@@ -2,16 +2,19 @@
 
 import functools
 import inspect
+import sys
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from omni_offload.backends import backend_of
+from omni_offload.backends import OffloadBackend, backend_of
 from omni_offload.errors import OffloadConfigError
 from omni_offload.hooks import generator_kind
 
-__all__ = ["wrap_calls"]
+__all__ = ["bound_method", "wrap_calls"]
 
-_MARK = "_omni_offload_call"
+#: The wrappers made here. A mark on the function would be copied by `functools.wraps` to an override that decorates itself so.
+_WRAPPERS: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
 def wrap_calls(cls: type, names: Iterable[str]) -> None:
@@ -26,7 +29,7 @@ def wrap_calls(cls: type, names: Iterable[str]) -> None:
     """
     for name in names:
         function = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-        if function is None or hasattr(function, _MARK):
+        if function is None or (inspect.isfunction(function) and function in _WRAPPERS):
             continue
         if not inspect.isfunction(function):
             raise OffloadConfigError(f"{cls.__qualname__}.{name} counts as a call but is a {type(function).__name__}, not a plain method")
@@ -35,19 +38,39 @@ def wrap_calls(cls: type, names: Iterable[str]) -> None:
                 f"{cls.__qualname__}.{name} counts as a call but is {kind}: weights would leave the device before its work is done; "
                 "give it another name and declare the methods that do the work"
             )
-        setattr(cls, name, _wrap(function))
+        wrapper = _wrap(function, bound_method(cls, name, function))
+        _WRAPPERS.add(wrapper)
+        setattr(cls, name, wrapper)
 
 
-def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+def bound_method(cls: type, name: str, function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    """Return what binds the method that a wrapper on a class stands for: its own function, else what the next class in line has.
+
+    An inherited method is looked up at each call, so that the wrapper changes nothing in how classes are combined.
+    """
+    if name in cls.__dict__:
+        return lambda self: functools.partial(function, self)
+    return lambda self: getattr(super(cls, self), name)
+
+
+def _wrap(function: Callable[..., Any], bind: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        backend = backend_of(self)
+        work, backend = bind(self), backend_of(self)
         if backend is None or not backend.enabled:
-            return function(self, *args, **kwargs)
-        token, error = object(), None
+            return work(*args, **kwargs)
+        return _run(backend, work, args, kwargs)
+
+    return call
+
+
+def _run(backend: OffloadBackend, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do the work as a call; whatever ends it, and wherever an interrupt lands, the call is ended."""
+    token, error = object(), None
+    try:
         try:
             backend.begin_call(token)
-            return function(self, *args, **kwargs)
+            return work(*args, **kwargs)
         except BaseException as caught:
             error = caught
             raise
@@ -57,7 +80,7 @@ def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
                 if instead is not None:
                     raise instead from error
             finally:
-                del error, instead  # a frame that holds its own error keeps device tensors alive
-
-    setattr(call, _MARK, True)
-    return call
+                del instead
+    finally:
+        del error  # a frame that holds its own error keeps device tensors alive
+        backend.end_call(token, error=sys.exc_info()[1])  # where the first was interrupted; else it does nothing

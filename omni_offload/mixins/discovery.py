@@ -34,5 +34,5 @@ class ComponentDiscoveryMixin:
             ComponentPathError: A path is no string, is listed twice, or is declared co-resident without being a component.
             OffloadConfigError: Another declaration has the wrong form.
         """
+        validate_declarations(cls)  # before the other mixin reads them
         super().__init_subclass__(**kwargs)
-        validate_declarations(cls)

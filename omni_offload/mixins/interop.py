@@ -6,6 +6,7 @@ Nothing of diffusers is imported: a method is wrapped where a class inherits one
 import functools
 import inspect
 import json
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,25 +14,34 @@ import torch
 
 from omni_offload.backends import backend_of
 from omni_offload.errors import OffloadStateError
+from omni_offload.mixins.calls import bound_method
 
 __all__ = ["upstream_class", "wrap_upstream_methods"]
 
-_MARK = "_omni_offload_interop"
 _THEIR_OFFLOAD = ("enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
+_MOVES = ("cuda", "xpu", "to_empty")
+
+_WRAPPERS: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+
+_Bind = Callable[[Any], Callable[..., Any]]
 
 
 def upstream_class(cls: type) -> type | None:
-    """Return the diffusers class that a pipeline class extends, or None."""
-    return next((base for base in cls.__mro__ if base.__module__.partition(".")[0] == "diffusers"), None)
+    """Return the diffusers pipeline class that a class extends; None where there is none, or only the base of all pipelines."""
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] == "diffusers" and "DiffusionPipeline" in {b.__name__ for b in base.__mro__[1:]}:
+            return base
+    return None
 
 
 def wrap_upstream_methods(cls: type) -> None:
     """Wrap the inherited methods that would act against enabled offload, each once."""
-    for name, wrapper in {**dict.fromkeys(_THEIR_OFFLOAD, _refuse), "to": _keep_device, "to_json_string": _write_upstream_name}.items():
+    wrappers = {**dict.fromkeys((*_THEIR_OFFLOAD, *_MOVES), _refuse), "to": _keep_device, "to_json_string": _write_upstream_name}
+    for name, wrapper in wrappers.items():
         function = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-        if inspect.isfunction(function) and not hasattr(function, _MARK):
-            wrapped = wrapper(function)
-            setattr(wrapped, _MARK, True)
+        if inspect.isfunction(function) and function not in _WRAPPERS:
+            wrapped = wrapper(function, bound_method(cls, name, function))
+            _WRAPPERS.add(wrapped)
             setattr(cls, name, wrapped)
 
 
@@ -40,19 +50,19 @@ def _enabled(pipeline: Any) -> bool:
     return backend is not None and backend.enabled
 
 
-def _refuse(function: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse(function: Callable[..., Any], bind: _Bind) -> Callable[..., Any]:
     @functools.wraps(function)
     def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _enabled(self):
             raise OffloadStateError(
                 f"{type(self).__name__}.{function.__name__} was called while omni offload is enabled; call disable_omni_offload() first"
             )
-        return function(self, *args, **kwargs)
+        return bind(self)(*args, **kwargs)
 
     return refused
 
 
-def _keep_device(function: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_device(function: Callable[..., Any], bind: _Bind) -> Callable[..., Any]:
     @functools.wraps(function)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _enabled(self) and _names_device(args, kwargs):
@@ -60,7 +70,7 @@ def _keep_device(function: Callable[..., Any]) -> Callable[..., Any]:
                 f"{type(self).__name__}.to(device) was called while omni offload moves its components; call disable_omni_offload() first "
                 "(.to(dtype) is possible)"
             )
-        return function(self, *args, **kwargs)
+        return bind(self)(*args, **kwargs)
 
     return to
 
@@ -70,10 +80,11 @@ def _names_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(value, str | int | torch.device | torch.Tensor) and not isinstance(value, bool) for value in values)
 
 
-def _write_upstream_name(function: Callable[..., str]) -> Callable[..., str]:
+def _write_upstream_name(function: Callable[..., str], bind: _Bind) -> Callable[..., str]:
     @functools.wraps(function)
     def to_json_string(self: Any, *args: Any, **kwargs: Any) -> str:
-        text, upstream = function(self, *args, **kwargs), upstream_class(type(self))
+        text: str = bind(self)(*args, **kwargs)
+        upstream = upstream_class(type(self))
         if upstream is None:
             return text
         data = json.loads(text)

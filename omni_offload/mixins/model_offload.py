@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from omni_offload.backends import ENGINE_MARK, ModelLevelOffloadBackend, backend_of, delegating
+from omni_offload.backends import ENGINE_MARK, ModelLevelOffloadBackend, backend_of, delegating, manage
 from omni_offload.config import OffloadConfig, OffloadStrategy
 from omni_offload.errors import OffloadStateError
 from omni_offload.mixins.calls import wrap_calls
@@ -36,7 +36,8 @@ class ModelCpuOffloadMixin:
             OffloadConfigError: A method that counts as a call is a generator, a coroutine or no plain method.
         """
         super().__init_subclass__(**kwargs)
-        wrap_calls(cls, (*_CALLS, *cls._offload_entry_points.get("", ())))
+        declared = cls._offload_entry_points.get("", ()) if isinstance(cls._offload_entry_points, Mapping) else ()
+        wrap_calls(cls, dict.fromkeys((*_CALLS, *declared)))
         wrap_upstream_methods(cls)
         for name, wrapper in zip(_PAIR, (_enable_through_backend, _disable_through_backend), strict=True):
             if name in cls.__dict__:
@@ -62,12 +63,17 @@ class ModelCpuOffloadMixin:
             OffloadStateError: Another offload is on, for the pipeline or a component.
             OffloadConfigError: The pipeline cannot be served so; nothing was touched.
         """
-        _make_backend(device, pin_memory, use_hsdp, offload_components).enable(self)
+        if delegating.get() is self:
+            raise OffloadStateError(
+                f"{type(self).__name__} overrides enable_omni_model_cpu_offload and calls the inherited one, which would be a second "
+                "owner; use ModuleResidency there, or do not override it"
+            )
+        manage(self, _make_backend(device, pin_memory, use_hsdp, offload_components))
 
     def disable_omni_model_cpu_offload(self) -> None:
         """End the offload: whole weights on the host, nothing on the device, nothing pinned. Idempotent, and repairs."""
         backend = backend_of(self)
-        if backend is not None:
+        if backend is not None and delegating.get() is not self:
             backend.disable()
 
     setattr(enable_omni_model_cpu_offload, ENGINE_MARK, True)
@@ -112,12 +118,10 @@ def _enable_through_backend(own: Callable[..., None]) -> Callable[..., None]:
     def enable(
         self: Any, *, device: torch.device, pin_memory: bool, use_hsdp: bool, offload_components: frozenset[str] | None = None
     ) -> None:
-        if delegating.get():
+        if delegating.get() is self:
             own(self, device=device, pin_memory=pin_memory, use_hsdp=use_hsdp, offload_components=offload_components)
-        elif backend_of(self) is not None:
-            raise OffloadStateError(f"{type(self).__name__} is offloaded already; call disable_omni_model_cpu_offload() first")
         else:
-            _make_backend(device, pin_memory, use_hsdp, offload_components).enable(self)
+            manage(self, _make_backend(device, pin_memory, use_hsdp, offload_components))
 
     return enable
 
@@ -126,7 +130,7 @@ def _disable_through_backend(own: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(own)
     def disable(self: Any) -> None:
         backend = backend_of(self)
-        if delegating.get() or backend is None:
+        if delegating.get() is self or backend is None:
             own(self)
         else:
             backend.disable()

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from omni_offload.backends import OffloadBackend, backend_of
+from omni_offload.backends import OffloadBackend, backend_of, manage
 from omni_offload.config import OffloadConfig, OmniDiffusionConfig, make_config
-from omni_offload.errors import OffloadConfigError, OffloadStateError
+from omni_offload.errors import OffloadConfigError
 from omni_offload.factory import make_backend
 from omni_offload.mixins.discovery import ComponentDiscoveryMixin
 from omni_offload.mixins.model_offload import ModelCpuOffloadMixin
@@ -52,19 +52,7 @@ class OmniOffloadMixin(ComponentDiscoveryMixin, ModelCpuOffloadMixin):
                 f"a resolved plan was given together with {', '.join(sorted(selector_keys))}; resolve a new plan instead"
             )
         resolved = plan.config if plan is not None else make_config(config, **selector_keys)  # type: ignore[arg-type]  # plan is none
-        backend = make_backend(resolved, device, mesh=mesh, plan=plan)
-        present = backend_of(self)
-        if present is not None and present.enabled:
-            if (present.config, present.device) == (backend.config, backend.device):
-                return present
-            raise OffloadStateError(
-                f"{type(self).__name__} is offloaded on {present.device} with {present.config}, and {backend.config} on "
-                f"{backend.device} was asked for; call disable_omni_offload() first"
-            )
-        if present is not None:
-            present.disable()  # an enable that was interrupted
-        backend.enable(self)
-        return backend
+        return manage(self, make_backend(resolved, device, mesh=mesh, plan=plan))
 
     def disable_omni_offload(self) -> None:
         """End the offload: whole weights on the host, nothing on the device, nothing pinned. Idempotent, and repairs."""
