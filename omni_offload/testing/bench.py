@@ -1,7 +1,6 @@
 """What a check is given: the case, the device, a resident run to compare with, and ways to enable and to call."""
 
 import contextlib
-import functools
 import gc
 import operator
 import random
@@ -28,6 +27,10 @@ _SLACK = 8192
 
 class NotRun(Exception):  # noqa: N818  (no error: a check that says why it does not apply)
     """A check does not apply; the message is the reason."""
+
+
+class Unprepared(RuntimeError):  # noqa: N818  (the state before)
+    """The resident run was not made yet."""
 
 
 class Bench:
@@ -58,6 +61,7 @@ class Bench:
         self.races: list[str] = []
         self._seed = seed
         self._made: list[Any] = []
+        self._reference: Reference | Exception = Unprepared("call prepare() first")
         self._disable: dict[int, Callable[[], None]] = {}
 
     def random(self) -> random.Random:
@@ -174,15 +178,24 @@ class Bench:
 
     @property
     def reference(self) -> Reference:
-        """The resident run."""
-        return self._reference()
+        """The resident run, made by `prepare`.
 
-    @functools.cache  # noqa: B019  (a bench lives as long as its run)
-    def _reference(self) -> Reference:
-        try:
-            return make_reference(self)
-        finally:
-            self.clean_up()
+        Raises:
+            Exception: What the resident run raised.
+        """
+        if isinstance(self._reference, Reference):
+            return self._reference
+        raise self._reference
+
+    def prepare(self) -> None:
+        """Make the resident run, once; what it raises is raised where a check needs it."""
+        if isinstance(self._reference, Unprepared):
+            try:
+                self._reference = make_reference(self)
+            except Exception as error:  # noqa: BLE001  (as said)
+                self._reference = error.with_traceback(None)
+            finally:
+                self.clean_up()
 
     def count_uses(self, pipeline: Any, body: Callable[[], Any]) -> list[Use]:
         """Run a function and return the uses of components in it; a method within another of its component is none of its own."""
@@ -192,7 +205,7 @@ class Bench:
         def around(target: Target, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             component = self.component_of(pipeline, target.path)
             if component not in inside:
-                uses.append(Use(str(target), component, self.allocated()))
+                uses.append(Use(str(target), component, self.allocated(collect=False)))
             inside.append(component)
             try:
                 return method(*args, **kwargs)
@@ -210,8 +223,10 @@ class Bench:
 
     # ---- facts ---------------------------------------------------------------------------------------------------------------
 
-    def allocated(self) -> int:
-        """Return the allocated device bytes, once all queues are empty."""
+    def allocated(self, *, collect: bool = True) -> int:
+        """Return the allocated device bytes, once all queues are empty, and (`collect`) without what is garbage."""
+        if collect:
+            gc.collect()
         torch.accelerator.synchronize(self.device)
         return int(torch.accelerator.memory_allocated(self.device))
 
@@ -281,8 +296,15 @@ class Bench:
         if changed:
             self.fail(f"everything {when} as it was before", some(changed))
 
-    def require_left(
-        self, pipeline: Any, base: int, *, when: str, staying: frozenset[str] | set[str] = frozenset(), stay_bytes: int = 0
+    def require_left(  # noqa: PLR0913  (each is measured by the caller)
+        self,
+        pipeline: Any,
+        base: int,
+        *,
+        when: str,
+        staying: frozenset[str] | set[str] = frozenset(),
+        stay_bytes: int = 0,
+        times: int = 1,
     ) -> None:
         """Require that the device holds only what stays.
 
@@ -292,19 +314,19 @@ class Bench:
             when: For the message.
             staying: Components that stay.
             stay_bytes: Their device bytes, as measured after enabling.
+            times: How many times what a resident call leaves behind (a scheduler's tables) may be there.
         """
         for path, module in self.components(pipeline).items():
             names = bytes_on(module, self.device)
             if names and path not in staying:
                 self.fail(f"no weight on {self.device} {when}", some(names), component=path)
-        gc.collect()
-        over = self.allocated() - base - stay_bytes - self.reference.left
+        over = self.allocated() - base - stay_bytes - times * self.reference.left
         if over > (0 if self.simulated else _SLACK):
             self.fail(f"no device memory held {when} beyond what stays ({stay_bytes} bytes)", f"{over} bytes more")
 
-    def require_disabled(self, pipeline: Any, base: int, pinned: int, *, when: str = "after disable") -> None:
+    def require_disabled(self, pipeline: Any, base: int, pinned: int, *, when: str = "after disable", times: int = 1) -> None:
         """Require that disabling left nothing on the device and nothing pinned."""
-        self.require_left(pipeline, base, when=when)
+        self.require_left(pipeline, base, when=when, times=times)
         if self.pinned() > pinned:
             self.fail(f"no pinned host memory {when}", f"{self.pinned() - pinned} bytes")
 

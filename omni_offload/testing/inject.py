@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 import attrs
 import torch
@@ -17,21 +17,22 @@ from omni_offload.hooks import HookRegistry
 from omni_offload.testing.observe import Target, watching
 
 __all__ = [
+    "Faults",
     "Injected",
     "Interrupt",
     "Line",
     "code_files",
     "counting_allocations",
     "failing_registration",
-    "failing_use",
     "interrupted_at",
     "lines_of",
+    "refuse_allocation",
 ]
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-class Injected(RuntimeError):
+class Injected(RuntimeError):  # noqa: N818  (a fault, not an error of the kit)
     """The error that injected failures raise."""
 
 
@@ -39,33 +40,46 @@ class Interrupt(KeyboardInterrupt):
     """The interrupt that is injected, told apart from the user's own."""
 
 
-@contextmanager
-def failing_use(targets: Iterable[Target], name: str, *, nth: int, after: bool) -> Iterator[list[Injected]]:
-    """Let the nth use of a method fail; enable within the block.
+class Faults:
+    """Methods that fail when they are told to. Enable within the `with` block, so that they fail inside of the hooks.
 
     Args:
-        targets: What is watched.
-        name: The `path.method` that fails.
-        nth: Which use of it, from 0.
-        after: Whether it fails once its work is done, or before.
-
-    Yields:
-        The error, as soon as it was raised.
+        targets: The methods.
     """
-    raised: list[Injected] = []
-    seen = [0]
 
-    def around(_target: Target, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        seen[0] += 1
-        fails = seen[0] == nth + 1
-        result = method(*args, **kwargs) if after or not fails else None
-        if fails:
-            raised.append(Injected(f"{name} was told to fail"))
-            raise raised[-1]
-        return result
+    def __init__(self, targets: Iterable[Target]) -> None:
+        self._watch = watching(list(targets), self._around)
+        self._armed: tuple[str, int, bool] | None = None
 
-    with watching([target for target in targets if str(target) == name], around):
-        yield raised
+    def arm(self, name: str, *, nth: int, after: bool) -> None:
+        """Let the nth use of `path.method` from now (from 0) raise an `Injected`, once its work is done or before; once."""
+        self._armed = (name, nth, after)
+
+    def __enter__(self) -> Self:
+        self._watch.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._watch.__exit__(kind, error, trace)
+
+    def _around(self, target: Target, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._armed is None or self._armed[0] != str(target):
+            return method(*args, **kwargs)
+        name, nth, after = self._armed
+        self._armed = None if nth == 0 else (name, nth - 1, after)
+        if nth > 0:
+            return method(*args, **kwargs)
+        if after:
+            method(*args, **kwargs)
+        raise Injected(f"{name} was told to fail")
+
+
+def refuse_allocation(bench: Any, *, wanted: bool) -> None:
+    """Let the device allocation that follows fail, if wanted: the simulated accelerator refuses it, elsewhere it is not asked."""
+    if wanted and bench.simulated:
+        bench.need_simulation("refuses allocations").configure(fail_alloc_in=0)
+    elif wanted:
+        raise torch.OutOfMemoryError("an allocation was told to fail")
 
 
 @contextmanager
@@ -141,7 +155,7 @@ def code_files(pipeline: Any) -> Callable[[str], bool]:
 
     def holds(file: str) -> bool:
         if file not in known:
-            inside = file.startswith(str(_PACKAGE)) or file.startswith(str(folder))
+            inside = file.startswith((str(_PACKAGE), str(folder)))
             known[file] = inside and not file.startswith(testing)
         return known[file]
 
@@ -178,27 +192,45 @@ def lines_of(body: Callable[[], Any], holds: Callable[[str], bool]) -> list[Line
     return [Line(file, number, nth) for (file, number), count in counts.items() for nth in sorted({0, count - 1})]
 
 
+@attrs.define
+class Landing:
+    """What became of an interrupt.
+
+    Attributes:
+        reached: Whether the line was executed, and the interrupt raised.
+        in_finaliser: Whether that was in a finaliser, where nobody can catch it.
+    """
+
+    reached: bool = False
+    in_finaliser: bool = False
+
+
 @contextmanager
-def interrupted_at(line: Line, holds: Callable[[str], bool]) -> Iterator[list[Line]]:
+def interrupted_at(line: Line, holds: Callable[[str], bool]) -> Iterator[Landing]:
     """Raise an `Interrupt` when a line is executed in the body.
 
     Yields:
-        The line, as soon as it was reached. An interrupt in a finaliser, which nobody can catch, is kept quiet.
+        What became of it. An interrupt in a finaliser is kept quiet.
     """
-    reached: list[Line] = []
+    landing = Landing()
     seen = [0]
 
     def on_line(frame: FrameType) -> None:
-        if not reached and frame.f_lineno == line.number and frame.f_code.co_filename == line.file:
+        if not landing.reached and frame.f_lineno == line.number and frame.f_code.co_filename == line.file:
             seen[0] += 1
             if seen[0] == line.nth + 1:
-                reached.append(line)
+                landing.reached = True
                 raise Interrupt
 
-    former = sys.unraisablehook
-    sys.unraisablehook = lambda event: None if event.exc_type is Interrupt else former(event)
+    def unraisable(event: Any) -> None:
+        if event.exc_type is Interrupt:
+            landing.in_finaliser = True
+        else:
+            former(event)
+
+    former, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
         with _tracing(holds, on_line):
-            yield reached
+            yield landing
     finally:
         sys.unraisablehook = former

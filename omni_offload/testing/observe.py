@@ -10,7 +10,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-__all__ = ["Snapshot", "Target", "bytes_on", "copied_back", "copied_to", "device_size", "same_values", "tensors_in", "tensors_of", "watching"]
+__all__ = [
+    "Snapshot",
+    "Target",
+    "bytes_on",
+    "copied_back",
+    "copied_to",
+    "device_size",
+    "same_values",
+    "tensors_in",
+    "tensors_of",
+    "watching",
+]
 
 _UNIT = 512
 _ALIGNMENT = 64
@@ -98,11 +109,11 @@ def copied_back(modules: Iterable[torch.nn.Module], bench: Any) -> Iterator[list
         yield found
 
 
-class _CopyWatch(TorchDispatchMode):
+class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Looks at every operator that copies to the host."""
 
     def __init__(self, modules: list[torch.nn.Module], bench: Any, found: list[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self._modules = modules
         self._bench = bench
         self._found = found

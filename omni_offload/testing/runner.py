@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -78,6 +79,7 @@ def run_check(check: Check, bench: Bench) -> CheckResult:
     bench.check, bench.note = check.__name__, ""
     outcome, reason = Outcome.PASSED, ""
     with _default_settings(bench):
+        bench.prepare()
         try:
             check(bench)
         except NotRun as why:
@@ -125,6 +127,9 @@ def _default_settings(bench: Bench) -> Iterator[None]:
     """Let every check start from the same settings, trace function, device and stream, and put the caller's back."""
     trace, index = sys.gettrace(), torch.accelerator.current_device_index()
     stream = torch.accelerator.current_stream(bench.device)
+    logger = logging.getLogger("omni_offload")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # failures are made on purpose
     gc.freeze()  # collections within a check look at its own objects only
     try:
         if not bench.simulated:
@@ -140,6 +145,7 @@ def _default_settings(bench: Bench) -> Iterator[None]:
         bench.races += [f"{race.message} (in {bench.check})" for race in sim.races()[known:]]
     finally:
         gc.unfreeze()
+        logger.setLevel(level)
         torch.accelerator.set_stream(stream)
         torch.accelerator.set_device_index(index)
         sys.settrace(trace)

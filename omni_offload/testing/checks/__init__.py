@@ -1,6 +1,27 @@
 """The checks, one list of them."""
 
+from omni_offload.testing.checks.changes import (
+    check_casts,
+    check_edits,
+    check_replaced_component,
+    check_shared_component,
+    check_structure,
+    check_user_hooks,
+)
 from omni_offload.testing.checks.declarations import check_case, check_discovery, check_plan, check_protocols, check_signatures
+from omni_offload.testing.checks.failures import (
+    check_failing_activations,
+    check_failing_callback,
+    check_failing_loads,
+    check_failing_uses,
+    check_threads,
+)
+from omni_offload.testing.checks.interrupts import (
+    check_interrupted_call,
+    check_interrupted_disable,
+    check_interrupted_enable,
+    check_rollback,
+)
 from omni_offload.testing.checks.lifecycle import (
     check_cycles,
     check_enable_from_device,
@@ -19,6 +40,7 @@ from omni_offload.testing.checks.numerics import (
     check_races,
     check_streams,
 )
+from omni_offload.testing.checks.refusals import check_autograd, check_foreign_offload, check_stray_use, check_to_device
 from omni_offload.testing.checks.residency import (
     check_entry_points,
     check_keep_between_calls,
@@ -26,6 +48,15 @@ from omni_offload.testing.checks.residency import (
     check_release,
     check_residency,
     check_unselected_stay,
+)
+from omni_offload.testing.checks.weights import (
+    check_buffers,
+    check_deepcopy,
+    check_save,
+    check_shared_weight,
+    check_state_dict,
+    check_ties,
+    check_written_weights,
 )
 
 __all__ = ["CHECKS"]
@@ -57,6 +88,32 @@ CHECKS = (
     check_budget,
     check_traffic,
     check_report,
+    check_buffers,
+    check_written_weights,
+    check_ties,
+    check_shared_weight,
+    check_state_dict,
+    check_save,
+    check_deepcopy,
+    check_edits,
+    check_structure,
+    check_casts,
+    check_replaced_component,
+    check_shared_component,
+    check_user_hooks,
+    check_rollback,
+    check_failing_uses,
+    check_failing_callback,
+    check_failing_loads,
+    check_failing_activations,
+    check_interrupted_enable,
+    check_interrupted_disable,
+    check_interrupted_call,
+    check_autograd,
+    check_foreign_offload,
+    check_to_device,
+    check_stray_use,
+    check_threads,
     check_streams,
     check_races,
 )

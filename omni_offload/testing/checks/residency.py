@@ -1,5 +1,6 @@
 """Which components are on the device, and when."""
 
+import contextlib
 from typing import Any
 
 import torch
@@ -173,6 +174,10 @@ def check_keep_between_calls(bench: Bench) -> None:
     bench.require_disabled(pipeline, base, pinned)
 
 
+def _raise(path: str) -> None:
+    raise LookupError(path)
+
+
 def check_on_device(bench: Bench) -> None:
     """Within `with pipeline.on_device(path)` the component is on the device, outside of it nothing but what stays."""
     pipeline = bench.fresh()
@@ -185,11 +190,8 @@ def check_on_device(bench: Bench) -> None:
         for path in bench.components(pipeline):
             with pipeline.on_device(path):
                 _require_on_device(bench, pipeline, path, when="within on_device")
-            try:
-                with pipeline.on_device(path):
-                    raise LookupError(path)
-            except LookupError:
-                pass
+            with contextlib.suppress(LookupError), pipeline.on_device(path):
+                _raise(path)
             backend.release()
             bench.require_left(pipeline, base, when="after on_device", staying=bench.staying(pipeline))
         bench.require_equal(bench.call(pipeline), when="after on_device")

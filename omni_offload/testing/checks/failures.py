@@ -1,0 +1,155 @@
+"""What a failure leaves behind: nothing but what stays, and a pipeline whose next call is right."""
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from omni_offload.testing.bench import Bench, NotRun
+from omni_offload.testing.checks.residency import replay
+from omni_offload.testing.inject import Faults, Injected, counting_allocations, refuse_allocation
+
+__all__ = ["check_failing_activations", "check_failing_callback", "check_failing_loads", "check_failing_uses", "check_threads"]
+
+_ACTIVATIONS = 50
+
+
+def require_error(bench: Bench, body: Callable[[], Any], *, what: str) -> None:
+    """Require that a body raises the error that was injected, itself and not another that stands for it."""
+    try:
+        body()
+    except Injected as error:
+        if error.__cause__ is not None or type(error) is not Injected:
+            bench.fail(f"the error of {what} unchanged", repr(error))
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is not what was raised)
+        bench.fail(f"the error of {what} unchanged", repr(error))
+    else:
+        bench.fail(f"the error of {what} to pass", "no error")
+
+
+def check_failing_uses(bench: Bench) -> None:
+    """An error in any component's method, at its first or last use, before or after its work, passes unchanged and leaves nothing."""
+    pipeline = bench.fresh()
+    base = bench.allocated()
+    counts: dict[str, int] = {}
+    for use in bench.reference.uses:
+        counts[use.name] = counts.get(use.name, 0) + 1
+    with Faults(bench.used(pipeline)) as faults, bench.enabled(pipeline) as backend:
+        for target in bench.used(pipeline):
+            last = counts[str(target)] - 1
+            for nth, after in dict.fromkeys([(0, False), (last, True)]):
+                faults.arm(str(target), nth=nth, after=after)
+                what = f"{target}, use {nth + 1}"
+                require_error(bench, lambda: bench.call(pipeline), what=what)
+                bench.require_left(pipeline, base, when=f"after an error in {what}")
+            bench.require_equal(bench.call(pipeline), when=f"after errors in {target}")
+            faults.arm(str(target), nth=0, after=False)
+            require_error(bench, lambda name=target: replay(bench, name, when="that fails"), what=f"{target} outside of a call")  # type: ignore[misc]
+            backend.release()
+            bench.require_left(pipeline, base, when=f"after an error in {target} outside of a call, and release()")
+            replay(bench, target, when="after an error outside of a call")
+    bench.require_disabled(pipeline, base, bench.pinned())
+
+
+def check_failing_callback(bench: Bench) -> None:
+    """An error in the user's callback_on_step_end passes unchanged, and leaves nothing."""
+    pipeline = bench.fresh()
+    if "callback_on_step_end" not in inspect.signature(pipeline.__call__).parameters:
+        raise NotRun(f"{type(pipeline).__name__} takes no callback_on_step_end")
+    base = bench.allocated()
+
+    def callback(*_: Any) -> Any:
+        raise Injected("the callback was told to fail")
+
+    def call() -> None:
+        with torch.no_grad():
+            pipeline(**bench.case.make_inputs(pipeline), callback_on_step_end=callback)
+
+    with bench.enabled(pipeline):
+        require_error(bench, call, what="callback_on_step_end")
+        bench.require_left(pipeline, base, when="after an error in a callback")
+        bench.require_equal(bench.call(pipeline), when="after an error in a callback")
+
+
+def check_failing_loads(bench: Bench) -> None:
+    """A device allocation of the framework that fails in a call passes as torch.OutOfMemoryError and leaves nothing, or does no harm."""
+    configurations: list[dict[str, Any]] = [{}]
+    pipeline = bench.fresh()
+    if not bench.by_hand(pipeline):
+        configurations.append({"device_memory": 2 * bench.reference.weights})
+    made_any = False
+    for keys in configurations:
+        pipeline = bench.fresh()
+        base = bench.allocated()
+        with bench.enabled(pipeline, **keys):
+            with counting_allocations() as made:
+                bench.call(pipeline)
+            made_any = made_any or bool(made)
+            for number in bench.sample(list(range(len(made))), 20):
+                with counting_allocations(lambda index, wanted=number: refuse_allocation(bench, wanted=index == wanted)):  # type: ignore[misc]
+                    _require_memory_error_or_right(bench, pipeline, what=f"framework allocation {number + 1} of {len(made)} with {keys}")
+                bench.require_left(pipeline, base, when=f"after framework allocation {number + 1} failed with {keys}")
+                bench.require_equal(bench.call(pipeline), when=f"after framework allocation {number + 1} failed with {keys}")
+    if not made_any:
+        raise NotRun("the pipeline makes no device allocation through the framework in a call")
+
+
+def check_failing_activations(bench: Bench) -> None:
+    """A device allocation that fails anywhere in a call (a seeded sample) passes as torch.OutOfMemoryError and leaves nothing."""
+    sim = bench.need_simulation("can let the nth allocation fail")
+    pipeline = bench.fresh()
+    base = bench.allocated()
+    with bench.enabled(pipeline):
+        before = sim.allocation_count(bench.device)
+        bench.call(pipeline, keep=False)
+        count = sim.allocation_count(bench.device) - before
+        chosen = sorted(bench.random().sample(range(count), min(_ACTIVATIONS, count)))
+        for position, number in enumerate(chosen):
+            sim.configure(fail_alloc_in=number)
+            try:
+                _require_memory_error_or_right(bench, pipeline, what=f"allocation {number + 1} of {count}")
+            finally:
+                sim.configure(fail_alloc_in=-1)
+            bench.require_left(pipeline, base, when=f"after allocation {number + 1} of {count} failed")
+            if bench.exhaustive or position % 5 == 4 or number == chosen[-1]:
+                bench.require_equal(bench.call(pipeline), when=f"after allocation {number + 1} of {count} failed")
+    bench.require_disabled(pipeline, base, bench.pinned())
+
+
+def _require_memory_error_or_right(bench: Bench, pipeline: Any, *, what: str) -> None:
+    try:
+        outputs = bench.call(pipeline)
+    except torch.OutOfMemoryError as error:
+        if error.__cause__ is not None:
+            bench.fail(f"the torch.OutOfMemoryError of {what} unchanged", repr(error))
+        return
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is not what was raised)
+        bench.fail(f"torch.OutOfMemoryError where {what} fails, unchanged", repr(error))
+    bench.require_equal(outputs, when=f"where {what} failed and the call went on")
+
+
+def check_threads(bench: Bench) -> None:
+    """Calls from two threads take turns: each gets the right outputs."""
+    pipeline = bench.fresh()
+    base = bench.allocated()
+    results: list[Any] = []
+
+    def call() -> None:
+        try:
+            results.append(bench.call(pipeline))
+        except Exception as error:  # noqa: BLE001  (raised below)
+            results.append(error)
+
+    with bench.enabled(pipeline):
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for result in results:
+            if isinstance(result, Exception):
+                bench.fail("calls from two threads to take turns", repr(result))
+            bench.require_equal(result, when="of calls from two threads")
+        bench.require_left(pipeline, base, when="after calls from two threads", times=2)

@@ -1,0 +1,262 @@
+"""What tensors keep: their values, their ties, their writes."""
+
+import contextlib
+import copy
+import io
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_offload.errors import OffloadError
+from omni_offload.testing.bench import Bench, some
+from omni_offload.testing.checks.residency import replay
+from omni_offload.testing.observe import Snapshot, bytes_on, copied_to, same_values, tensors_in
+
+__all__ = [
+    "check_buffers",
+    "check_deepcopy",
+    "check_save",
+    "check_shared_weight",
+    "check_state_dict",
+    "check_ties",
+    "check_written_weights",
+]
+
+
+def probes(bench: Bench, pipeline: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield for every component that a call uses an inner module that holds parameters and is used."""
+    for path, module in bench.components(pipeline).items():
+        names = bench.reference.probes.get(path)
+        if names:
+            yield path, module.get_submodule(names[0])
+
+
+@contextlib.contextmanager
+def within_uses(pairs: list[tuple[str, torch.nn.Module]], look: Callable[[str, torch.nn.Module], None]) -> Iterator[None]:
+    """Run a function at the beginning of every use of some inner modules, in the activation of their component."""
+
+    def hook_of(path: str) -> Callable[..., None]:
+        return lambda module, *_: look(path, module)
+
+    handles = [module.register_forward_pre_hook(hook_of(path)) for path, module in pairs]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def first_weight(module: torch.nn.Module) -> torch.nn.Parameter:
+    """Return a parameter of a module's own."""
+    return next(module.parameters(recurse=False))
+
+
+def check_buffers(bench: Bench) -> None:
+    """Non-persistent buffers come along, and a buffer written or replaced in forward is kept, from call to call and after disable."""
+    pipeline = bench.fresh()
+    base, pinned = bench.allocated(), bench.pinned()
+    pairs = list(probes(bench, pipeline))
+    uses = dict.fromkeys((path for path, _ in pairs), 0)
+    for _, module in pairs:
+        for name in ("_contract_written", "_contract_replaced"):
+            module.register_buffer(name, torch.zeros(3), persistent=False)
+
+    def write(path: str, module: torch.nn.Module) -> None:
+        uses[path] += 1
+        module.get_buffer("_contract_written").add_(1)
+        module._contract_replaced = module.get_buffer("_contract_replaced") + 1  # noqa: SLF001  (the check's own)
+
+    def require_kept(when: str) -> None:
+        for path, module in pairs:
+            for name in ("_contract_written", "_contract_replaced"):
+                buffer = getattr(module, name)
+                if not buffer.cpu().eq(uses[path]).all():
+                    bench.fail(f"{uses[path]} in a buffer that each use adds one to, {when}", buffer.tolist(), component=path)
+                if buffer.device.type != "cpu":
+                    bench.fail(f"a buffer on the host {when}", f"{name} on {buffer.device}", component=path)
+
+    with within_uses(pairs, write):
+        with bench.enabled(pipeline):
+            for number in (1, 2):
+                bench.require_equal(bench.call(pipeline), when="with buffers that are written")
+                require_kept(f"after call {number}")
+        require_kept("after disable")
+    bench.require_disabled(pipeline, base, pinned)
+
+
+def check_written_weights(bench: Bench) -> None:
+    """A weight written on the device in a use is written back: it is kept from call to call, and after disable."""
+    pipeline = bench.fresh()
+    pairs = list(probes(bench, pipeline))
+    wanted = {path: first_weight(module).detach().clone() for path, module in pairs}
+    armed = dict.fromkeys(wanted, False)
+
+    def write(path: str, module: torch.nn.Module) -> None:
+        if armed[path]:
+            armed[path] = False
+            wanted[path].mul_(1.5)
+            with torch.no_grad():
+                first_weight(module).mul_(1.5)
+
+    with within_uses(pairs, write), bench.enabled(pipeline):
+        for _ in range(2):
+            armed.update(dict.fromkeys(armed, True))
+            bench.call(pipeline)
+    for path, module in pairs:
+        weight = first_weight(module)
+        if weight.device.type != "cpu" or not same_values([weight], [wanted[path]]):
+            bench.fail("a weight that was written in two uses to be as written, on the host", "another value", component=path)
+
+
+def check_ties(bench: Bench) -> None:
+    """Tensors that share memory share it within uses, between calls and after disable: aliases, and views of a part."""
+    pipeline = bench.fresh()
+    pairs = list(probes(bench, pipeline))
+    for _, module in pairs:
+        weight = first_weight(module).detach()
+        module.register_buffer("_contract_tie", weight, persistent=False)
+        module.register_buffer(
+            "_contract_part", weight.as_strided((1,), (1,), weight.storage_offset() + weight.numel() - 1), persistent=False
+        )
+
+    def require_tied(path: str, module: torch.nn.Module, when: str = "within a use") -> None:
+        weight, tie, part = first_weight(module), module.get_buffer("_contract_tie"), module.get_buffer("_contract_part")
+        gaps = (tie.data_ptr() - weight.data_ptr(), part.data_ptr() - weight.data_ptr())
+        if gaps != (0, (weight.numel() - 1) * weight.itemsize):
+            bench.fail(f"an alias and a view of a weight to share its memory {when}", f"addresses {gaps} bytes away", component=path)
+
+    with within_uses(pairs, require_tied):
+        for pin in (True, False):
+            with bench.enabled(pipeline, pin_memory=pin):
+                for path, module in pairs:
+                    require_tied(path, module, "after enable")
+                bench.require_equal(bench.call(pipeline), when="with tied weights")
+                for path, module in pairs:
+                    require_tied(path, module, "after a call")
+            for path, module in pairs:
+                require_tied(path, module, "after disable")
+
+
+def check_shared_weight(bench: Bench) -> None:
+    """A parameter object that two components hold stays one, within uses of either; or it is refused with nothing touched."""
+    pipeline = bench.fresh()
+    pairs = list(probes(bench, pipeline))
+    if len(pairs) < 2:
+        bench.note = "a call uses one component only"
+        return
+    (_, first), (other_path, second) = pairs[0], pairs[-1]
+    base, pinned = bench.allocated(), bench.pinned()
+    second.register_parameter("_contract_shared", first_weight(first))
+    before = Snapshot(bench.components(pipeline), pipeline)
+
+    def require_one(path: str, module: torch.nn.Module) -> None:
+        weight = module._parameters.get("_contract_shared")  # noqa: SLF001  (the check's own)
+        if weight is not None and weight.device != bench.device:
+            bench.fail(f"a weight shared with {pairs[0][0]} on the device within a use of {path}", weight.device, component=path)
+
+    try:
+        with within_uses([(other_path, second)], require_one), bench.enabled(pipeline):
+            for number in (1, 2):
+                bench.require_equal(bench.call(pipeline), when=f"of call {number} with a weight that two components share")
+    except OffloadError as error:
+        bench.note = f"refused: {error}"
+        bench.require_unchanged(before, when="after a refusal")
+    bench.require_unchanged(before, when="after disable", attributes=False)
+    bench.require_disabled(pipeline, base, pinned)
+
+
+def check_state_dict(bench: Bench) -> None:
+    """state_dict is the same as before while enabled, between calls, and with a component still cached on the device."""
+    pipeline = bench.fresh()
+    components = bench.components(pipeline)
+    before = {path: {name: t.detach().clone() for name, t in module.state_dict().items()} for path, module in components.items()}
+
+    def require_same(when: str) -> None:
+        for path, module in components.items():
+            state = module.state_dict()
+            if list(state) != list(before[path]):
+                bench.fail(f"the same keys in state_dict {when}", "others", component=path)
+            away = [name for name, tensor in state.items() if tensor.device.type != "cpu" and tensor.numel()]
+            if away:
+                bench.fail(f"a state_dict on the host {when}", some(away), component=path)
+            if not same_values(state.values(), before[path].values()):
+                bench.fail(f"the same values in state_dict {when}", "others", component=path)
+
+    for pin in (True, False):
+        with bench.enabled(pipeline, pin_memory=pin):
+            require_same("after enable")
+            bench.call(pipeline)
+            require_same("after a call")
+            for target in bench.used(pipeline):
+                replay(bench, target, when="outside of a call")
+                require_same(f"after {target}")
+        require_same("after disable")
+
+
+def check_save(bench: Bench) -> None:
+    """What is saved while enabled is what would be saved without offload: torch.save, and save_pretrained where there is one."""
+    pipeline = bench.fresh()
+    components = bench.components(pipeline)
+    before = {path: {name: t.detach().clone() for name, t in module.state_dict().items()} for path, module in components.items()}
+    with bench.enabled(pipeline):
+        bench.call(pipeline)
+        for path, module in components.items():
+            buffer = io.BytesIO()
+            torch.save(module.state_dict(), buffer)
+            buffer.seek(0)
+            if not same_values(torch.load(buffer, weights_only=True).values(), before[path].values()):
+                bench.fail("torch.save to write the weights as they are", "others", component=path)
+            if callable(getattr(module, "save_pretrained", None)):
+                _require_saved(bench, path, module, before[path])
+        bench.require_equal(bench.call(pipeline), when="after saving")
+
+
+def _require_saved(bench: Bench, path: str, module: Any, before: dict[str, torch.Tensor]) -> None:
+    from safetensors.torch import load_file  # noqa: PLC0415  (whoever has save_pretrained has it)
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):  # progress bars
+        module.save_pretrained(folder)
+        saved: dict[str, torch.Tensor] = {}
+        for file in Path(folder).glob("*.safetensors"):
+            saved |= load_file(file)
+    wrong = [name for name, tensor in saved.items() if name not in before or not same_values([tensor], [before[name]])]
+    if wrong or not saved:
+        bench.fail("save_pretrained to write the weights as they are", some(wrong) or "nothing written", component=path)
+
+
+def check_deepcopy(bench: Bench) -> None:
+    """A deep copy of a component, made while enabled, is whole, on the host, runs its own code without any hook, and is independent."""
+    pipeline = bench.fresh()
+    components = bench.components(pipeline)
+    with bench.enabled(pipeline) as backend:
+        bench.call(pipeline)
+        for target in bench.used(pipeline):
+            if target.path not in components:
+                continue
+            replay(bench, target, when="before a deep copy")
+            twin = copy.deepcopy(components[target.path])
+            backend.release()
+            _require_independent(bench, target.path, target.method, components[target.path], twin)
+        bench.require_equal(bench.call(pipeline), when="after deep copies")
+
+
+def _require_independent(bench: Bench, path: str, method: str, original: torch.nn.Module, twin: torch.nn.Module) -> None:
+    if names := bytes_on(twin, bench.device):
+        bench.fail("a copy on the host", some(names), component=path)
+    if not same_values(twin.state_dict().values(), original.state_dict().values()):
+        bench.fail("a copy with the same values", "others", component=path)
+    base = bench.allocated()
+    bench.reset_peak()
+    recording, cpu = bench.reference.recordings[f"{path}.{method}"], torch.device("cpu")
+    with torch.no_grad():
+        outputs = tensors_in(getattr(twin, method)(*copied_to(recording.args, cpu), **copied_to(recording.kwargs, cpu)))
+    if any(tensor.device.type != "cpu" for tensor in outputs) or bench.peak() > base:
+        bench.fail("a copy that works on the host, without any hook", f"{bench.peak() - base} bytes on the device", component=path)
+    if bench.simulated and not same_values(outputs, recording.outputs):
+        bench.fail("a copy that gives the same outputs", "others", component=path)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
