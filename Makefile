@@ -33,8 +33,8 @@ format: $(READY)  ## format the code, and correct what the linter can
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
-bench: $(READY) $(SIM)  ## the benchmarks, which write docs/benchmarks/
-	$(BIN)/python -m pytest tests/benchmarks $(PYTEST_ARGS)
+bench: $(READY) $(SIM)  ## the benchmarks in virtual time, which write docs/benchmarks/ (minutes)
+	$(BIN)/python tests/benchmarks/model_level.py --write
 
 wheel: $(READY)  ## the wheel, in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist

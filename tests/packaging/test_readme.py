@@ -1,0 +1,73 @@
+"""What the README and the documentation show works as it stands there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE_LATER = {"docs/benchmarks/model_level.md", "docs/benchmarks/gpu.md"}  # written by `make bench` and tests/gpu/run.sh
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_lines_for_an_own_pipeline_run(device, tmp_path, monkeypatch, capsys):
+    from pipelines.flux.cases import FLUX
+
+    (code,) = blocks(README, "python")
+    model = tmp_path / "model"
+    FLUX.make_pipeline().save_pretrained(model)
+    monkeypatch.chdir(tmp_path)
+    code = code.replace("path/to/model", str(model)).replace("512", "32")
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert (tmp_path / "cat.png").is_file()
+    assert "model_level" in capsys.readouterr().out
+
+
+def test_they_are_about_ten():
+    (code,) = blocks(README, "python")
+    body = code[code.index("class ") :]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_in_the_documentation_compiles(page):
+    for number, code in enumerate(blocks(page.read_text(encoding="utf-8"), "python")):
+        compile(code, f"{page.name}[{number}]", "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    targets = {str((page.parent / link).resolve().relative_to(ROOT)) for link in links}
+    assert not [target for target in targets - MADE_LATER if not (ROOT / target).exists()]
+
+
+@pytest.mark.parametrize(
+    "target", sorted(set(re.findall(r"\bmake ([a-z-]+)(?=`|\s+#)", README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))))
+)
+def test_make_knows_the_targets_that_are_named(target):
+    done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        line.partition("#")[0].split()
+        for block in blocks(README, "sh")
+        for line in block.splitlines()
+        if "omni-offload " in line and "pip" not in line
+    ],
+)
+def test_the_command_line_has_the_options_that_are_named(command):
+    help_text = subprocess.run(
+        [sys.executable, "-m", "omni_offload", command[1], "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert all(word in help_text for word in command if word.startswith("--"))
