@@ -12,12 +12,13 @@ from omni_offload.testing import sim
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread():
+def _installed():
     torch.set_num_threads(1)
+    sim.install()  # once: where it fails, it would fail for every test
 
 
 @pytest.fixture(autouse=True)
-def device(_one_thread):
+def device(_installed):
     """The first device, fresh."""
     where = sim.install(**attrs.asdict(sim.Settings()))
     for index in range(torch.sim.device_count()):

@@ -295,6 +295,47 @@ def test_backward_equals_the_cpu(device):
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize("mask", [None, "float", "bool"])
+def test_attention_has_a_backward_pass(device, mask):
+    made = []
+    for where in ("cpu", device):
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(1, 2, 6, 8).to(where).requires_grad_() for _ in range(3))
+        bias = None if mask is None else (torch.rand(6, 6) + 0.5).to(where)
+        out = F.scaled_dot_product_attention(q, k, v, bias > 0.7 if mask == "bool" else bias)
+        out.square().sum().backward()
+        made.append([t.cpu() for t in (out.detach(), q.grad, k.grad, v.grad)])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
+def test_recurrent_layers_run_and_refuse_to_be_recorded(device):
+    for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+        torch.manual_seed(0)
+        layer, x = kind(4, 4), torch.randn(3, 2, 4)
+        with torch.no_grad():
+            expected = layer(x)[0]
+            same(layer.to(device)(x.to(device))[0], expected)
+        with pytest.raises(NotImplementedError, match=r"no backward pass on this device; call it under torch\.no_grad"):
+            layer(x.to(device))
+
+
+def test_optimizer_step_equals_the_cpu(device):
+    weights = []
+    for where in ("cpu", device):
+        torch.manual_seed(0)
+        module = torch.nn.Linear(4, 4).to(where)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, foreach=False)
+        module(torch.ones(2, 4, device=where)).sum().backward()
+        optimizer.step()
+        weights.append(module.weight.detach().cpu())
+    assert torch.equal(*weights)
+
+
+def test_loader_pins_its_batches(device):
+    loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2, pin_memory=True)
+    assert [batch.is_pinned() for batch in loader] == [True, True]
+
+
 def test_autocast_lists(device):
     module, x = torch.nn.Linear(4, 4).to(device), torch.ones(2, 4, device=device)
     with torch.autocast("sim", torch.bfloat16):
@@ -364,7 +405,10 @@ def test_accelerator_is_the_device(device):
     acc.set_stream(stream)
     assert acc.current_stream() == stream
     acc.synchronize()
-    assert acc.get_device_capability(device) is not None
+    assert torch.bfloat16 in acc.get_device_capability(device)["supported_dtypes"]
+    acc.empty_host_cache()
+    with pytest.raises(RuntimeError, match="Graph is not supported on device type: sim"):
+        acc.Graph()
 
 
 def test_accelerator_memory_functions(device):

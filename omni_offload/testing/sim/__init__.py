@@ -11,7 +11,7 @@ virtual and exact, and a vector-clock checker names every pair of operations tha
 What it does not show: kernels run on the caller's thread, so that in threads mode the host runs ahead of copies and of `spin` only;
 temporaries inside one kernel are not charged; there is no fragmentation and no rounding of pinned sizes; two interleaved strided
 views count as overlapping; all threads of the host share one clock, and races between them are not seen; a pointer to device
-memory can be read by the host. Attention and recurrent layers have no backward pass. `safetensors` refuses the device's name: load
+memory can be read by the host. Recurrent layers have no backward pass. `safetensors` refuses the device's name: load
 on the host and move.
 """
 

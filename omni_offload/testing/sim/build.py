@@ -114,7 +114,7 @@ def ensure_built(path: Path, *, again: bool = False) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
+        with _locked(path.parent / "lock"):
             if again or not _is_intact(path):
                 _build(path)
     except OSError as error:

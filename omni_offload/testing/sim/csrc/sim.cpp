@@ -1,15 +1,22 @@
 // Registration of the software accelerator with torch's dispatcher, and its Python side.
 #include <ATen/EmptyTensor.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros_like.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
+#include <limits>
 #include <set>
 
 #include "kernel.h"
@@ -127,7 +134,38 @@ void autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxed(stack);
 }
 
+// ---- autograd, for the operators that are composite elsewhere and kernels here ------------------------------------------------------
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout, bool causal,
+                 std::optional<double> scale, bool gqa) {
+  auto recorded = [](const Tensor& t) { return t.defined() && t.requires_grad(); };
+  if (!c10::GradMode::is_enabled() || !(recorded(q) || recorded(k) || recorded(v) || (mask && recorded(*mask)))) {
+    at::AutoDispatchBelowAutograd below;
+    return at::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, gqa);
+  }
+  std::optional<Tensor> bias = mask;
+  if (mask && mask->scalar_type() == at::kBool)
+    bias = at::zeros_like(*mask, q.options()).masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
+  const auto flash = static_cast<int64_t>(at::SDPBackend::flash_attention);
+  const bool plain = !gqa && !(mask && recorded(*mask));
+  if (plain && at::_fused_sdp_choice(q, k, v, bias, dropout, causal, scale, gqa) == flash)  // as the CPU would
+    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, bias, scale));
+  return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, bias, dropout, causal, std::nullopt, scale, gqa));
+}
+void without_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  auto recorded = [](const Tensor& t) { return t.defined() && t.requires_grad(); };
+  for (size_t i = stack->size() - op.schema().arguments().size(); c10::GradMode::is_enabled() && i < stack->size(); i++) {
+    const auto& v = (*stack)[i];
+    bool any = v.isTensor() && recorded(v.toTensor());
+    if (v.isTensorList())
+      for (const Tensor& t : v.toTensorList()) any |= recorded(t);
+    TORCH_CHECK_NOT_IMPLEMENTED(!any, "sim: ", op.schema().name(), " has no backward pass on this device; call it under torch.no_grad()");
+  }
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
 // ---- registrations ----------------------------------------------------------------------------------------------------------------
+constexpr const char* kRecurrent[] = {"lstm.input",     "lstm.data",     "gru.input",     "gru.data",
+                                      "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"};
 torch::CppFunction boxed_function() { return torch::CppFunction::makeFromBoxedFunction<&boxed>(); }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(boxed_function()); }
@@ -152,14 +190,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     const std::string name = n.name.substr(6) + (n.overload_name.empty() ? "" : "." + n.overload_name);
     if (!own.count(name)) m.impl(name.c_str(), boxed_function());
   }
-  for (const char* name : {"convolution", "convolution_backward", "scaled_dot_product_attention", "lstm.input", "lstm.data",
-                           "gru.input", "gru.data", "rnn_tanh.input", "rnn_relu.input"})  // these branch on the device's type
+  for (const char* name : {"convolution", "convolution_backward", "scaled_dot_product_attention"})  // these branch on the device's type
     m.impl(name, boxed_function());
+  for (const char* name : kRecurrent) m.impl(name, boxed_function());
 }
 // Else torch's fallback resolves the source by cloning it, which copies it, which resolves it ... until the stack ends.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("_has_compatible_shallow_copy_type", &compatible); }
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", &compatible);
+  m.impl("scaled_dot_product_attention", &attention);
+  for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&without_backward>());
+}
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 #define SIM_NAME1(op) #op
