@@ -22,6 +22,7 @@ from omni_offload.cli.generate import Request, generate
 from omni_offload.cli.picture import check_output, default_output, save_png, tile
 from omni_offload.cli.places import choose_place
 from omni_offload.cli.problems import InputError, one_line
+from omni_offload.cli.progress import shown_wait
 from omni_offload.cli.show import Summary, show
 from omni_offload.cli.targets import make_job
 from omni_offload.config import make_config, parse_bytes
@@ -100,12 +101,14 @@ def run(  # noqa: PLR0913  (options of a command line)
     limit = None if capacity is None else _size("--capacity", capacity)
     path = default_output(target, prompt) if output is None else output
     with _quiet(), contextlib.redirect_stdout(sys.stderr):
-        job = make_job(target, prompt=prompt, steps=steps, seed=seed)
-        check_output(path, make_folder=output is None)
-        place = choose_place(device)
+        console = Console(stderr=True)
+        with shown_wait("preparing (the first time builds the simulated accelerator: 20 s)", console):
+            job = make_job(target, prompt=prompt, steps=steps, seed=seed)
+            check_output(path, make_folder=output is None)
+            place = choose_place(device)
         start = time.perf_counter()
         request = Request(job=job, place=place, config=config, capacity=limit, compare=not no_compare)
-        outcome = generate(request, Console(stderr=True))
+        outcome = generate(request, console)
         save_png(tile(outcome.outputs), path)
         seconds = time.perf_counter() - start
     summary = Summary(target=target, prompt=prompt, seed=seed, place=place, outcome=outcome, output=path, seconds=seconds)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from omni_offload.cli.places import Kind, Place
 from omni_offload.cli.problems import InputError
-from omni_offload.cli.progress import shown_progress
+from omni_offload.cli.progress import shown_progress, shown_wait
 from omni_offload.cli.targets import Job
 from omni_offload.config import OffloadConfig, format_bytes
 from omni_offload.errors import OffloadError
@@ -101,7 +101,8 @@ def generate(request: Request, console: Console) -> Outcome:
     place, capacity = request.place, request.capacity
     if capacity is not None and place.kind is not Kind.SIMULATED:
         raise InputError(f"--capacity is the simulated device's; {place.device} has its own, and --device-memory limits what is used of it")
-    pipeline = request.job.make_pipeline()
+    with shown_wait(f"loading {request.job.name}", console):
+        pipeline = request.job.make_pipeline()
     if not isinstance(pipeline, OmniOffloadMixin):
         raise InputError(f"{type(pipeline).__name__} does not inherit OmniOffloadMixin, so it has no offload to run with")
     plan = resolve_offload_plan(pipeline, request.config)
@@ -212,7 +213,7 @@ class _Run:
         with torch.inference_mode(), shown_progress(self.pipeline, label, self.console):
             try:
                 result = self.pipeline(**inputs)
-            except (ValueError, TypeError) as error:
+            except ValueError as error:
                 if isinstance(error, OffloadError):
                     raise
                 raise InputError(f"{type(self.pipeline).__name__} refused its input: {error}") from error

@@ -8,7 +8,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["shown_progress"]
+__all__ = ["shown_progress", "shown_wait"]
 
 _HOOK = "progress_bar"
 """The method by which diffusers' pipelines make their bars: of an iterable, or of a number of steps."""
@@ -63,3 +63,18 @@ def shown_progress(pipeline: Any, label: str, console: Console) -> Iterator[None
             yield
         finally:
             delattr(pipeline, _HOOK)
+
+
+@contextmanager
+def shown_wait(text: str, console: Console) -> Iterator[None]:
+    """Show on a terminal that something takes a while, until the body ends.
+
+    Args:
+        text: What is done.
+        console: Where it is shown.
+    """
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from omni_offload.cli import app, places
 from omni_offload.cli.places import Kind, Place
-from omni_offload.cli.progress import shown_progress
+from omni_offload.cli.progress import shown_progress, shown_wait
 from omni_offload.errors import OffloadStateError
 from omni_offload.testing import sim
 
@@ -192,6 +192,13 @@ def test_no_progress_is_shown_elsewhere(tmp_path):
     with (tmp_path / "file").open("w") as file, shown_progress(pipeline, "a label", Console(file=file)):
         assert list(pipeline.progress_bar(iter([1]))) == [1]
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_wait_is_shown_on_a_terminal_only(tmp_path):
+    for terminal in (True, False):
+        with (tmp_path / "shown").open("w") as file, shown_wait("a wait", Console(file=file, force_terminal=terminal, width=80)):
+            pass
+        assert ("a wait" in (tmp_path / "shown").read_text()) is terminal
 
 
 def test_the_module_is_a_program():
