@@ -256,6 +256,14 @@ class Bench:
 
         return sim.pinned_bytes()
 
+    def race_count(self) -> int:
+        """Return how many races were found so far; 0 where none is looked for."""
+        if not self.simulated:
+            return 0
+        from omni_offload.testing import sim  # noqa: PLC0415  (built on first use)
+
+        return len(sim.races())
+
     def need_simulation(self, what: str) -> Any:
         """Return the simulated accelerator's module.
 

@@ -142,6 +142,11 @@ class Line:
     number: int
     nth: int = 0
 
+    @property
+    def in_framework(self) -> bool:
+        """Whether it is the framework's, or else a hand-written owner's."""
+        return self.file.startswith(str(_PACKAGE))
+
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.number} (execution {self.nth + 1})"
 

@@ -130,7 +130,9 @@ def _default_settings(bench: Bench) -> Iterator[None]:
     logger = logging.getLogger("omni_offload")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # failures are made on purpose
-    gc.freeze()  # collections within a check look at its own objects only
+    frozen = gc.get_freeze_count()
+    if not frozen:
+        gc.freeze()  # collections within a check look at its own objects only
     try:
         if not bench.simulated:
             yield
@@ -144,7 +146,8 @@ def _default_settings(bench: Bench) -> Iterator[None]:
             yield
         bench.races += [f"{race.message} (in {bench.check})" for race in sim.races()[known:]]
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         logger.setLevel(level)
         torch.accelerator.set_stream(stream)
         torch.accelerator.set_device_index(index)

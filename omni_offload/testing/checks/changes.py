@@ -200,7 +200,7 @@ def check_shared_component(bench: Bench) -> None:
     _replace(second, path, operator.attrgetter(path)(first))
     base, pinned = bench.allocated(), bench.pinned()
     before = Snapshot({**bench.components(second), f"{path} (first)": operator.attrgetter(path)(first)}, second)
-    with bench.enabled(first):
+    with bench.enabled(first) as backend:
         bench.require_equal(bench.call(first), when="before the other is enabled")
         try:
             with bench.enabled(second):
@@ -208,6 +208,8 @@ def check_shared_component(bench: Bench) -> None:
                     bench.require_equal(bench.call(pipeline), when=f"of two pipelines that share {path}")
         except OffloadError as error:
             bench.note = f"refused: {error}"
+        if not backend.is_enabled():
+            bench.fail("the first pipeline to be enabled after the other was disabled", "it is not")
         bench.require_equal(bench.call(first), when="after the other was disabled")
     bench.require_unchanged(before, when="after both were disabled", attributes=False)
     bench.require_disabled(first, base, pinned, times=2)

@@ -13,7 +13,8 @@ from omni_offload.testing.inject import Faults, Injected, counting_allocations, 
 
 __all__ = ["check_failing_activations", "check_failing_callback", "check_failing_loads", "check_failing_uses", "check_threads"]
 
-_ACTIVATIONS = 50
+#: Allocations that are tried; an exhaustive run tries more.
+_ACTIVATIONS, _ACTIVATIONS_EXHAUSTIVE = 20, 50
 
 
 def require_error(bench: Bench, body: Callable[[], Any], *, what: str) -> None:
@@ -105,7 +106,8 @@ def check_failing_activations(bench: Bench) -> None:
         before = sim.allocation_count(bench.device)
         bench.call(pipeline, keep=False)
         count = sim.allocation_count(bench.device) - before
-        chosen = sorted(bench.random().sample(range(count), min(_ACTIVATIONS, count)))
+        wanted = _ACTIVATIONS_EXHAUSTIVE if bench.exhaustive else _ACTIVATIONS
+        chosen = sorted(bench.random().sample(range(count), min(wanted, count)))
         for position, number in enumerate(chosen):
             sim.configure(fail_alloc_in=number)
             try:
@@ -113,7 +115,7 @@ def check_failing_activations(bench: Bench) -> None:
             finally:
                 sim.configure(fail_alloc_in=-1)
             bench.require_left(pipeline, base, when=f"after allocation {number + 1} of {count} failed")
-            if bench.exhaustive or position % 5 == 4 or number == chosen[-1]:
+            if bench.exhaustive or position % 10 == 9 or number == chosen[-1]:
                 bench.require_equal(bench.call(pipeline), when=f"after allocation {number + 1} of {count} failed")
     bench.require_disabled(pipeline, base, bench.pinned())
 

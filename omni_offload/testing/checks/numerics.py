@@ -64,6 +64,7 @@ def check_streams(bench: Bench) -> None:
     pipeline = bench.fresh()
     side = torch.Stream(bench.device)
     home = torch.accelerator.current_stream(bench.device)
+    known = bench.race_count()
     with bench.enabled(pipeline):
         for stream in (side, home, side):
             torch.accelerator.set_stream(stream)
@@ -72,6 +73,8 @@ def check_streams(bench: Bench) -> None:
             finally:
                 torch.accelerator.set_stream(home)
                 torch.accelerator.synchronize(bench.device)
+    if bench.race_count() > known:
+        bench.fail("no race between streams", f"{bench.race_count() - known}")
 
 
 def check_races(bench: Bench) -> None:

@@ -158,12 +158,16 @@ def check_shared_weight(bench: Bench) -> None:
             bench.fail(f"a weight shared with {pairs[0][0]} on the device within a use of {path}", weight.device, component=path)
 
     try:
-        with within_uses([(other_path, second)], require_one), bench.enabled(pipeline):
-            for number in (1, 2):
-                bench.require_equal(bench.call(pipeline), when=f"of call {number} with a weight that two components share")
+        bench.enable(pipeline)
     except OffloadError as error:
         bench.note = f"refused: {error}"
         bench.require_unchanged(before, when="after a refusal")
+        bench.require_disabled(pipeline, base, pinned, when="after a refusal")
+        return
+    with within_uses([(other_path, second)], require_one):
+        for number in (1, 2):
+            bench.require_equal(bench.call(pipeline), when=f"of call {number} with a weight that two components share")
+    bench.disable(pipeline)
     bench.require_unchanged(before, when="after disable", attributes=False)
     bench.require_disabled(pipeline, base, pinned)
 
