@@ -224,3 +224,14 @@ def test_freed_blocks_of_another_device_are_not_waited_for(device):
         torch.empty(1, device=device)
     assert not side.query()
     assert y.device == device
+
+
+def test_registered_memory_counts_as_pinned(device):
+    """Memory that is registered rather than allocated pinned is pinned for torch, too."""
+    memory = torch.empty(1 << 16, dtype=torch.uint8)
+    torch.sim.host_register(memory.data_ptr(), memory.numel())
+    try:
+        assert memory.is_pinned()
+    finally:
+        torch.sim.host_unregister(memory.data_ptr())
+    assert not memory.is_pinned()

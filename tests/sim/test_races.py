@@ -311,3 +311,10 @@ def test_many_views_of_one_arena_stay_cheap(device):
                 view.add_(1)
         side.synchronize()
     assert sim.races() == []
+
+
+def test_copies_between_devices_are_ordered_on_both_sides(device):
+    """A copy to another device waits for the target's stream, and the target's stream for the copy, as on CUDA."""
+    there = torch.full((1 << 16,), 3.0).to("sim:0").to("sim:1")
+    assert torch.equal((there + 1).cpu(), torch.full((1 << 16,), 4.0))
+    assert not sim.races()

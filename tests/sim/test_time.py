@@ -240,3 +240,20 @@ def test_switching_modes_keeps_what_is_queued(device):
     sim.configure(mode="threads")
     assert done.query()
     assert sim.races() == []
+
+
+@pytest.mark.parametrize(("count", "waits"), [(4, False), (1 << 20, True)])
+def test_small_pageable_copies_do_not_queue_behind_the_copy_engine(device, count, waits):
+    """A pageable host-to-device copy of up to 64 KiB travels with its stream's commands; a larger one waits for the engine."""
+    sim.configure(mode="virtual", h2d_gbps=1, launch=0, copy_latency=0)
+    bulk, target = torch.empty(10**8, dtype=torch.uint8, pin_memory=True), torch.empty(10**8, dtype=torch.uint8, device=device)
+    copies = torch.Stream(device)
+    copies.wait_stream(torch.accelerator.current_stream(device))
+    start = torch.Event(device, enable_timing=True)
+    end = torch.Event(device, enable_timing=True)
+    with copies:
+        target.copy_(bulk, non_blocking=True)
+    start.record()
+    torch.ones(count).to(device)
+    end.record()
+    assert (start.elapsed_time(end) >= 100) == waits

@@ -54,6 +54,8 @@ def install(**settings: object) -> torch.device:
         _register(lib)
         _correct_diffusers()
     configure(**settings)
+    if first:
+        torch.empty(1, pin_memory=True)  # initialises the device type in torch, before which nothing counts as pinned
     return torch.device(DEVICE_TYPE, 0)
 
 

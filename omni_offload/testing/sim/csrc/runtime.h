@@ -18,6 +18,7 @@ constexpr int kMaxDevices = 8;
 constexpr size_t kGranule = 512;       // device memory is charged in such units, as CUDA's caching allocator does
 constexpr size_t kMaxRaces = 10000;    // more are counted, not kept
 constexpr size_t kManyAccesses = 64;   // from here on a block's past is pruned
+constexpr size_t kInlineBytes = 64 << 10;  // pageable host-to-device copies up to this size do not queue for the copy engine
 constexpr double kMemcpyRate = 8e9;    // bytes/s: how long the host's own memcpy takes within a throttled copy
 
 enum class Races { Off, Record, Raise };
@@ -306,16 +307,18 @@ struct Runtime {
   double copy_duration(Direction dir, size_t n) const {
     return cfg.copy_latency + (dir == kD2D ? over(2.0 * n, cfg.memory) : over(n, cfg.bandwidth[dir]));
   }
-  // Queues a copy; `keep` holds memory that is not ours until it is done.
+  // Queues a copy; `keep` holds memory that is not ours until it is done. A small copy from pageable memory (`inlined`) travels with
+  // the stream's commands, as CUDA documents for up to 64 KiB, and so does not queue for the copy engine.
   void copy(Stream* s, Direction dir, void* dst, const void* src, size_t n, std::vector<Use> uses, const char* what,
-            std::shared_ptr<void> keep) {
+            std::shared_ptr<void> keep, bool inlined = false) {
     check_alive();
     const double duration = copy_duration(dir, n);
     {
       std::lock_guard<std::mutex> l(mu);
       copied[dir] += n;
       touch_all_locked(uses.data(), uses.size(), s, tick_locked(s), what);
-      if (is_virtual()) charge_locked(s, duration, copy_free[s->dev][dir], what, n);
+      double no_engine = 0;
+      if (is_virtual()) charge_locked(s, duration, inlined ? no_engine : copy_free[s->dev][dir], what, n);
     }
     if (is_virtual()) {
       s->drain();
@@ -325,7 +328,8 @@ struct Runtime {
     for (auto& u : uses) u.block->queued++;
     s->push([=, this, uses = std::move(uses)] {
       (void)keep;
-      const double start = throttle(copy_free_wall[s->dev][dir], duration, n);
+      double no_engine = 0;
+      const double start = throttle(inlined ? no_engine : copy_free_wall[s->dev][dir], duration, n);
       std::memcpy(dst, src, n);  // at the end of its time, so that a reader who did not wait sees what was there before
       for (auto& u : uses) u.block->queued--;
       std::lock_guard<std::mutex> l(mu);

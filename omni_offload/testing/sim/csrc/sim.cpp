@@ -51,8 +51,13 @@ void move(const Tensor& src, const Tensor& dst, bool non_blocking, Direction dir
   std::vector<Use> uses;
   if (from) uses.push_back(*from);
   if (to) uses.push_back(*to);
-  R().copy(s, dir, dst.mutable_data_ptr(), src.const_data_ptr(), src.numel() * src.itemsize(), std::move(uses), names[dir],
-           std::move(keep));
+  // As CUDA does: a copy between devices runs on the source's current stream, in order with the target's on both sides.
+  Stream* peer = dir == kD2D && dst.device() != dev ? current_stream(dst.device().index()) : nullptr;
+  if (peer) R().stream_waits(s, R().record(peer));
+  const size_t n = src.numel() * src.itemsize();
+  R().copy(s, dir, dst.mutable_data_ptr(), src.const_data_ptr(), n, std::move(uses), names[dir], std::move(keep),
+           dir == kH2D && !host && n <= kInlineBytes);
+  if (peer) R().stream_waits(peer, R().record(s));
   if (dir != kD2D && !(non_blocking && host)) R().sync_stream(s);
 }
 
