@@ -21,7 +21,7 @@ __all__ = ["Accelerator", "PinnedMemory", "host_memory_limit", "resolve_device",
 
 logger = logging.getLogger(__name__)
 
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def resolve_device(device: torch.device | str | None = None) -> torch.device:
@@ -65,16 +65,28 @@ def unsupported_reason(device: torch.device | None) -> str | None:
 
 
 def host_memory_limit() -> int | None:
-    """Return the most host memory (bytes) that this process may use: its control group's limit, else the machine's memory."""
+    """Return the most host memory (bytes) that this process may use: its control groups' limits, else the machine's memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
-    for path in _CGROUP_LIMITS:
+    for path in _limit_files():
         try:
-            text = Path(path).read_text(encoding="ascii").strip()
+            text = path.read_text(encoding="ascii").strip()
         except OSError:
             continue
         if text.isdigit():
             limits.append(int(text))
     return min(limits, default=None)
+
+
+def _limit_files() -> list[Path]:
+    """Return the files that may limit this process: of its own control group (version 2) and all above it, and of version 1."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    group = _CGROUPS / own
+    above = [group, *group.parents]
+    return [*(path / "memory.max" for path in above if path.is_relative_to(_CGROUPS)), _CGROUPS / "memory" / "memory.limit_in_bytes"]
 
 
 @attrs.frozen
@@ -116,41 +128,60 @@ class PinnedMemory:
         registrar = _registrar(accelerator.device)
         self.nbytes = nbytes
         self.stays_pinned = registrar is None
-        self.charged = nbytes if registrar else 1 << (nbytes - 1).bit_length()
+        self.charged = PinnedMemory.cost(accelerator, nbytes)
+        self._accelerator = accelerator
         self._memory: mmap.mmap | None = None
-        self._finalizer: weakref.finalize[..., PinnedMemory] | None = None
-        if registrar is None:
-            self.raw = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-            return
-        self._memory = mmap.mmap(-1, nbytes)
-        self.raw = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._unlock: weakref.finalize[..., PinnedMemory] | None = None
+        with torch.inference_mode(mode=False), torch._C.DisableTorchFunction():  # noqa: SLF001  (a default device must not move it)
+            if registrar is None:
+                self.raw = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+                return
+            self._memory = mmap.mmap(-1, nbytes)
+            self.raw = torch.frombuffer(self._memory, dtype=torch.uint8)
         pointer = self.raw.data_ptr()
-        registrar.register(pointer, nbytes)
-        self._finalizer = weakref.finalize(self, _unregister, accelerator, registrar, pointer)
+        self._unlock = weakref.finalize(self, _unregister, accelerator, registrar, pointer)  # first: an interrupt may follow
+        try:
+            registrar.register(pointer, nbytes)
+        except Exception:
+            self._unlock.detach()
+            raise
+
+    @staticmethod
+    def cost(accelerator: "Accelerator", nbytes: int) -> int:
+        """Return the bytes that pinning so many takes: where the device cannot lock memory that exists, a power of two."""
+        return nbytes if nbytes < 1 or _registrar(accelerator.device) else 1 << (nbytes - 1).bit_length()
 
     @property
     def pinned(self) -> bool:
         """Whether the region is still page-locked."""
-        return self.stays_pinned or (self._finalizer is not None and self._finalizer.alive)
+        return self.stays_pinned or (self._unlock is not None and self._unlock.alive)
 
     def slice(self, offset: int, nbytes: int) -> torch.Tensor:
-        """Return bytes `[offset, offset + nbytes)` as a uint8 tensor whose storage is exactly that range."""
-        if self._memory is None:
+        """Return bytes `[offset, offset + nbytes)` as a uint8 tensor; its storage is exactly that range, unless `stays_pinned`."""
+        if self._memory is None or nbytes == 0:
             return self.raw[offset : offset + nbytes]
-        return torch.frombuffer(self._memory, dtype=torch.uint8, count=nbytes, offset=offset)
+        with torch.inference_mode(mode=False), torch._C.DisableTorchFunction():  # noqa: SLF001  (as above)
+            return torch.frombuffer(self._memory, dtype=torch.uint8, count=nbytes, offset=offset)
 
     def unpin(self) -> None:
         """Unlock the pages once the device has read them; tensors on the region stay valid, as ordinary memory. Idempotent.
 
-        Blocks the host until queued copies from the region are done.
+        Blocks the host until queued copies from the region are done. Does nothing where the region `stays_pinned`: its memory goes
+        with its last tensor.
         """
-        if self._finalizer is not None:
-            self._finalizer()
+        if self._unlock is not None and self._unlock.alive:
+            self._accelerator.copy_stream.synchronize()
+            self._unlock()
 
 
 def _unregister(accelerator: "Accelerator", registrar: _Registrar, pointer: int) -> None:
-    accelerator.copy_stream.synchronize()
-    registrar.unregister(pointer)
+    try:
+        accelerator.copy_stream.synchronize()
+    finally:
+        try:
+            registrar.unregister(pointer)
+        except RuntimeError as error:
+            logger.debug("the region was not locked: %s", error)  # an interrupt came before its registration
 
 
 class Accelerator:

@@ -4,6 +4,7 @@ A wrapper is a callable in the module's `__dict__`. It is removed if it is still
 wrapped it in turn it stays captured and is inert. A copied or unpickled module runs its own code, and signatures are unchanged.
 """
 
+import contextlib
 import functools
 import inspect
 import weakref
@@ -65,7 +66,8 @@ class _Wrapper:
         function = getattr(module, method)
         functools.update_wrapper(self, function, updated=())
         self.__dict__.pop("__wrapped__", None)  # a bound method would keep the module alive
-        self.__signature__ = inspect.signature(function)
+        with contextlib.suppress(ValueError):  # some builtins have none
+            self.__signature__ = inspect.signature(function)
         self._registry: HookRegistry | None = registry
         self._module = weakref.ref(module)
         self._method = method
@@ -74,8 +76,7 @@ class _Wrapper:
     def _original(self, module: torch.nn.Module) -> Callable[..., Any]:
         if self._previous is not _MISSING:
             return self._previous  # type: ignore[no-any-return]  # another library's callable
-        bound: Callable[..., Any] = inspect.getattr_static(type(module), self._method).__get__(module, type(module))
-        return bound
+        return _own_method(module, self._method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
@@ -90,7 +91,11 @@ class _Wrapper:
         """A copied module gets its own method, without any hook."""
         if self._previous is not _MISSING:
             return _same, (self._previous,)
-        return getattr, (self._module(), self._method)
+        module = self._module()
+        if module is None:
+            raise OffloadStateError(f"{self._method!r} of a module that no longer exists cannot be copied")
+        on_class = inspect.getattr_static(type(module), self._method, _MISSING) is not _MISSING
+        return (_own_method, (module, self._method)) if on_class else (functools.partial, (_call_own_method, module, self._method))
 
     def retire(self) -> None:
         """Restore what stood there before, if this wrapper still stands there; be inert wherever it was captured."""
@@ -102,6 +107,20 @@ class _Wrapper:
             del module.__dict__[self._method]
         else:
             module.__dict__[self._method] = self._previous
+
+
+def _own_method(module: torch.nn.Module, method: str) -> Callable[..., Any]:
+    """Return a method as the class has it, bound, past whatever stands in the module's `__dict__`."""
+    found: Any = inspect.getattr_static(type(module), method, _MISSING)
+    if found is _MISSING:  # a submodule, or what the class hands on to another object
+        found = type(module).__getattr__(module, method)
+    elif hasattr(type(found), "__get__"):
+        found = found.__get__(module, type(module))
+    return found  # type: ignore[no-any-return]  # whatever the class says
+
+
+def _call_own_method(module: torch.nn.Module, method: str, *args: Any, **kwargs: Any) -> Any:
+    return _own_method(module, method)(*args, **kwargs)
 
 
 def _same(value: Any) -> Any:
@@ -142,20 +161,15 @@ class HookRegistry:
             methods: Names of methods that do their work before they return.
 
         Raises:
-            OffloadStateError: The name is taken, or a method is missing, a generator or a coroutine. Nothing is installed.
+            OffloadStateError: The name is taken, or a method is missing, special, a property, a generator or a coroutine. Nothing is
+                installed.
         """
         module, names = self._get_module(), tuple(methods)
         if name in self._hooks:
             raise OffloadStateError(f"hook {name!r} is registered on {type(module).__name__} already; remove it first")
-        for method in names:
-            function = getattr(module, method, None)
-            if not callable(function):
-                raise OffloadStateError(f"hook {name!r} names method {method!r}, which {type(module).__name__} does not have")
-            if kind := generator_kind(function):
-                raise OffloadStateError(
-                    f"hook {name!r} names {type(module).__name__}.{method}, which is {kind}: it returns before its work is done; "
-                    "name the methods that do the work instead"
-                )
+        problems = [f"{method!r} {problem}" for method in names if (problem := _unhookable(module, method))]
+        if problems:
+            raise OffloadStateError(f"hook {name!r} cannot be put around methods of {type(module).__name__}: " + "; ".join(problems))
         self._hooks[name] = (hook, frozenset(names))
         try:
             hook.initialize_hook(module)
@@ -163,8 +177,11 @@ class HookRegistry:
                 if method not in self._wrappers:
                     self._wrappers[method] = wrapper = _Wrapper(self, module, method)
                     module.__dict__[method] = wrapper
-        except BaseException:
-            self.remove_hook(name)
+        except BaseException as error:
+            try:
+                self.remove_hook(name)
+            except BaseException as second:  # noqa: BLE001  (the first error is the one to report)
+                error.add_note(f"removing hook {name!r} failed too: {second!r}")
             raise
 
     def remove_hook(self, name: str) -> None:
@@ -176,11 +193,13 @@ class HookRegistry:
             for method in [method for method in self._wrappers if method not in needed]:
                 self._wrappers[method].retire()
                 del self._wrappers[method]
-            if module is not None:
+        try:
+            if entry is not None and module is not None:
                 entry[0].remove_hook(module)
-            del self._hooks[name]
-        if not self._hooks and module is not None and module.__dict__.get(_REGISTRY) is self:
-            del module.__dict__[_REGISTRY]
+        finally:
+            self._hooks.pop(name, None)
+            if not self._hooks and module is not None and module.__dict__.get(_REGISTRY) is self:
+                del module.__dict__[_REGISTRY]
 
     def get_hook(self, name: str) -> ModelHook | None:
         """Return the hook of that name, or None."""
@@ -217,6 +236,20 @@ class HookRegistry:
         if module is None:
             raise OffloadStateError("the module of this hook registry no longer exists")
         return module
+
+
+def _unhookable(module: torch.nn.Module, method: str) -> str | None:
+    """Say why a hook around a method would not be run, or would be left too early; None where it can be hooked."""
+    function = getattr(module, method, None)
+    if not callable(function):
+        return "is not there, or is no method"
+    if method.startswith("__"):
+        return "is looked up on the class, past any wrapper; name the method that it calls"
+    if inspect.isdatadescriptor(inspect.getattr_static(type(module), method, None)):
+        return "is a property, which no wrapper can stand in for"
+    if kind := generator_kind(function):
+        return f"is {kind}: it returns before its work is done; name the methods that do the work instead"
+    return None
 
 
 def _leave(hook: ModelHook, module: torch.nn.Module, method: str, error: BaseException) -> None:

@@ -1,30 +1,38 @@
 """What the residencies of one owner share: which tensors are theirs, how they are grouped, and the pinned host memory."""
 
+import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable, MutableMapping, Sequence
 
 import attrs
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from omni_offload.accelerator import Accelerator, PinnedMemory
+from omni_offload.accelerator import Accelerator, PinnedMemory, host_memory_limit
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.residency.group import Group
-from omni_offload.residency.host import ByteMeter, StagingRing, arena_layout, master_of, masters_in_region
+from omni_offload.residency.host import ByteMeter, HostMaster, StagingRing, master_of, next_offset
 from omni_offload.residency.tensors import Entry, Placement, group_by_bytes
 
-__all__ = ["ResidencyContext"]
+__all__ = ["LATE_PIN_BYTES", "ResidencyContext"]
+
+logger = logging.getLogger(__name__)
 
 #: Bytes of the staging ring, and the least it works with (two pages).
 _STAGING_BYTES = 32 << 20
 _STAGING_MIN_BYTES = 8192
 #: Weights that appear after enabling (adapters) are pinned from this size on; locking pages costs more than it gains below.
-_LATE_PIN_BYTES = 1 << 20
+LATE_PIN_BYTES = 1 << 20
+#: Most bytes of one pinned region: while it is filled, the memory that the weights came from is not freed yet.
+_REGION_BYTES = 1 << 30
 
 #: Tensor object -> weak reference to the context that manages it: at most one does.
 _OWNERS: MutableMapping[torch.Tensor, "weakref.ref[ResidencyContext]"] = WeakIdKeyDictionary()
 _OWNERS_LOCK = threading.RLock()
+
+Fresh = tuple[Group, Placement]
 
 
 @attrs.define(eq=False)
@@ -34,7 +42,8 @@ class ResidencyContext:
     Attributes:
         accelerator: The device.
         pin_memory: Whether masters are pinned.
-        host_limit: Most pinned bytes; None: no limit. Weights beyond it stay pageable and go through a staging ring.
+        host_limit: Most pinned bytes; None: no limit but `host_memory_limit`. Weights beyond it stay pageable and go through a
+            staging ring.
         meter: Device bytes held.
     """
 
@@ -42,6 +51,7 @@ class ResidencyContext:
     pin_memory: bool = True
     host_limit: int | None = None
     meter: ByteMeter = attrs.Factory(ByteMeter)
+    _ceiling: int | None = attrs.field(factory=host_memory_limit, init=False)
     _entries: dict[int, Entry] = attrs.field(factory=dict, init=False)
     _groups: dict[int, Group] = attrs.field(factory=dict, init=False)
     _regions: "weakref.WeakSet[PinnedMemory]" = attrs.field(factory=weakref.WeakSet, init=False)
@@ -57,49 +67,62 @@ class ResidencyContext:
         """
         entries = list(entries)
         with _OWNERS_LOCK:
+            self._refuse_second_owner(entries, asker)
+            return [self._entries.setdefault(id(entry.tensor), entry) for entry in entries]
+
+    def own(self, entries: Sequence[Entry], asker: str) -> None:
+        """Become the owner of claimed tensors, until `release`.
+
+        Raises:
+            OffloadStateError: Another owner manages one of them meanwhile. Nothing is owned then.
+        """
+        reference = weakref.ref(self)
+        with _OWNERS_LOCK:
+            self._refuse_second_owner(entries, asker)
             for entry in entries:
-                owner = _OWNERS.get(entry.tensor)
-                if owner is not None and owner() not in (None, self):
-                    raise OffloadStateError(
-                        f"{asker}: {entry.name} is managed by another offload owner already; disable that one first, or share "
-                        "the whole component with the same device and pinning"
-                    )
-        return [self._entries.setdefault(id(entry.tensor), entry) for entry in entries]
+                _OWNERS[entry.tensor] = reference
 
-    def groups_of(self, entries: Sequence[Entry], *, keep_origin: bool = False, late: bool = False) -> list[Group]:
-        """Return the groups of some claimed entries, with a master each; groups that are as they were left are kept.
+    def groups_of(self, entries: Sequence[Entry], *, keep_origin: bool = False, pin_from: int | None = 1) -> list[Group]:
+        """Return the groups of some owned entries, with a master each; groups that are as they were left are kept.
 
-        Weights that have no master yet get one: a pinned arena, else their own memory. Those found on the device are copied to
-        the host, which blocks.
+        Weights that have no master yet get one: a part of a pinned arena, else their own memory. Those found on the device are
+        copied to the host, which blocks. Where this is cut short, the groups that were made are found by `known_groups`.
 
         Args:
-            entries: Claimed entries.
+            entries: Owned entries.
             keep_origin: Keep the device memory that weights were found in, for an undo.
-            late: Whether the owner is enabled already; few bytes are not pinned then.
+            pin_from: Fewer bytes than these are not worth pinning; None: pin nothing.
 
         Raises:
             RuntimeError: The device refused to pin memory.
-            OffloadConfigError: Pinned memory is needed for staging, and the limit leaves none.
+            OffloadConfigError: Pinned memory is needed for staging, and the limit leaves none; or tensors overlap strangely.
         """
         wanted = {id(entry.tensor) for entry in entries}
-        self._own(entries)
-        fixed = {id(e.tensor): group for group in set(self._groups.values()) if group.bound for e in group.entries}
-        groups = [fixed[key] for key in wanted if key in fixed]
-        free = [entry for key, entry in self._entries.items() if key not in fixed]
-        fresh: list[tuple[Group, Placement]] = []
-        for placement in group_by_bytes(free):
+        bound = {id(entry.tensor): group for group in {*self._groups.values()} if group.bound for entry in group.entries}
+        groups = [bound[key] for key in wanted if key in bound]
+        fresh: deque[Fresh] = deque()
+        placements = deque(group_by_bytes([entry for key, entry in self._entries.items() if key not in bound]))
+        while placements:
+            placement = placements.popleft()
             if wanted.isdisjoint(id(entry.tensor) for entry in placement.entries):
                 continue
             group = self._known(placement)
             if group is None:
-                group = Group(placement)
-                for entry in placement.entries:
-                    self._groups[id(entry.tensor)] = group
-            if group.master is None:
+                group = self._register(Group(placement))
                 fresh.append((group, placement))
             groups.append(group)
-        self._adopt(fresh, keep_origin=keep_origin, late=late)
+            del placement  # it keeps the memory that the weights came from
+        self._adopt(fresh, keep_origin=keep_origin, pin_from=pin_from if self.pin_memory else None)
         return list(dict.fromkeys(groups))
+
+    def known_groups(self, entries: Iterable[Entry]) -> list[Group]:
+        """Return the groups that some tensors are in now, complete or not."""
+        found = (self._groups.get(id(entry.tensor)) for entry in entries)
+        return list(dict.fromkeys(group for group in found if group is not None))
+
+    def manages(self, entries: Iterable[Entry]) -> bool:
+        """Whether all of some tensors are claimed, by these very entries."""
+        return all(self._entries.get(id(entry.tensor)) is entry for entry in entries)
 
     def release(self, entries: Iterable[Entry]) -> None:
         """Forget tensors that no residency of the owner uses any more. Idempotent."""
@@ -110,41 +133,88 @@ class ResidencyContext:
                 if group is None or not group.users:
                     self._groups.pop(key, None)
                     self._entries.pop(key, None)
-                    _OWNERS.pop(entry.tensor, None)
+                    if self._owner(entry) is self:
+                        del _OWNERS[entry.tensor]
 
-    def _own(self, entries: Iterable[Entry]) -> None:
-        reference = weakref.ref(self)
-        with _OWNERS_LOCK:
-            for entry in entries:
-                _OWNERS[entry.tensor] = reference
+    @staticmethod
+    def _owner(entry: Entry) -> "ResidencyContext | None":
+        reference = _OWNERS.get(entry.tensor)
+        return None if reference is None else reference()
+
+    def _refuse_second_owner(self, entries: Iterable[Entry], asker: str) -> None:
+        for entry in entries:
+            if self._owner(entry) not in (None, self):
+                raise OffloadStateError(
+                    f"{asker}: {entry.name} is managed by another offload owner already; disable that one first, or share "
+                    "the whole component with the same device and pinning"
+                )
 
     def _known(self, placement: Placement) -> Group | None:
-        """Return the group for exactly these tensors, where it has no master yet or they are as it left them."""
+        """Return the group for exactly these tensors, where they are as it left them."""
         group = self._groups.get(id(placement.entries[0].tensor))
         if group is None or {*group.entries} != {*placement.entries}:
             return None
-        return group if group.intact() else None
+        return group if group.intact() and not group.unsure else None
 
-    def _adopt(self, fresh: Sequence[tuple[Group, Placement]], *, keep_origin: bool, late: bool) -> None:
-        placements = [placement for _, placement in fresh]
-        offsets, size = arena_layout(placements)
-        region = self.pin(size, late=late)
-        masters = None if region is None else masters_in_region(placements, offsets, region)
-        if region is None and self.pin_memory and size and not late:
+    def _register(self, group: Group) -> Group:
+        for entry in group.entries:
+            former = self._groups.get(id(entry.tensor))
+            if former is not None:
+                former.superseded = True
+            self._groups[id(entry.tensor)] = group
+        return group
+
+    # ---- masters -----------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, fresh: deque[Fresh], *, keep_origin: bool, pin_from: int | None) -> None:
+        """Give groups their masters, region by region, so that what the weights came from is freed on the way."""
+        total = 0
+        for _, placement in fresh:
+            total = next_offset(placement, total) + placement.nbytes
+        pin = pin_from is not None and total >= pin_from
+        room = self._room()
+        if pin and pin_from != LATE_PIN_BYTES and room is not None and PinnedMemory.cost(self.accelerator, total) > room:
             self.reserve_staging()
-        for index, (group, placement) in enumerate(fresh):
-            source = placement.raw()
-            if masters is not None:
-                master = masters[index]
-                master.raw.copy_(source)
-            else:
-                master = master_of(placement, source.cpu())  # the memory itself, where it is on the host
-            if placement.device.type != "cpu":
-                group.found_bytes = placement.nbytes
-                group.origin = tuple(entry.tensor.data for entry in group.entries) if keep_origin else None
-            group.adopt(master)
+        while fresh:
+            if pin:
+                self._adopt_pinned(fresh, keep_origin=keep_origin)
+            if fresh:
+                group, placement = fresh.popleft()
+                with torch.inference_mode(mode=False):
+                    raw = placement.raw().cpu()  # the memory itself, where it is on the host
+                _adopt_one(group, placement, master_of(placement, raw), keep_origin=keep_origin)
 
-    # ---- host memory -------------------------------------------------------------------------------------------------------
+    def _adopt_pinned(self, fresh: deque[Fresh], *, keep_origin: bool) -> None:
+        """Take groups off the front as long as one region holds them; none where there is no room for the first."""
+        room, offsets, end = self._room(), list[int](), 0
+        for _, placement in fresh:
+            at = next_offset(placement, end)
+            after = at + placement.nbytes
+            if (offsets and after > _REGION_BYTES) or (room is not None and PinnedMemory.cost(self.accelerator, after) > room):
+                break
+            offsets.append(at)
+            end = after
+        region = self._pin(end)
+        if region is None:
+            return
+        for at in offsets:
+            group, placement = fresh.popleft()
+            master = master_of(placement, region.slice(at, placement.nbytes), region, at)
+            with torch.inference_mode(mode=False):
+                master.raw.copy_(placement.raw())
+            _adopt_one(group, placement, master, keep_origin=keep_origin)
+
+    def _pin(self, nbytes: int) -> PinnedMemory | None:
+        if nbytes == 0:
+            return None
+        region = PinnedMemory(self.accelerator, nbytes)
+        self._regions.add(region)
+        return region
+
+    def _room(self) -> int | None:
+        """Return how many more bytes may be pinned; None: no limit."""
+        limit = min((limit for limit in (self.host_limit, self._ceiling) if limit is not None), default=None)
+        return None if limit is None else limit - self.pinned_bytes
 
     @property
     def pinned_bytes(self) -> int:
@@ -152,37 +222,33 @@ class ResidencyContext:
         pinned = sum(region.charged for region in self._regions if region.pinned)
         return pinned + (self._staging.nbytes if self._staging else 0)
 
-    def pin(self, nbytes: int, *, late: bool = False) -> PinnedMemory | None:
-        """Return a pinned region, or None where pinning is off, above the limit, or (late) not worth it.
-
-        Raises:
-            RuntimeError: The device refused.
-        """
-        if not self.pin_memory or nbytes == 0 or (late and nbytes < _LATE_PIN_BYTES):
-            return None
-        if self.host_limit is not None and self.pinned_bytes + nbytes > self.host_limit:
-            return None
-        region = PinnedMemory(self.accelerator, nbytes)
-        self._regions.add(region)
-        return region
+    # ---- staging -----------------------------------------------------------------------------------------------------------
 
     def reserve_staging(self) -> None:
         """Make the staging ring for weights that stay pageable, once; it takes at most a quarter of the limit.
 
         Raises:
-            OffloadConfigError: The limit leaves no room for the smallest ring.
+            OffloadConfigError: `host_limit` leaves no room for the smallest ring.
         """
         if self._staging is not None or not self.pin_memory:
             return
-        room = _STAGING_BYTES
-        if self.host_limit is not None:
-            room = min(room, max(self.host_limit // 4, _STAGING_MIN_BYTES), self.host_limit - self.pinned_bytes)
-        if room < _STAGING_MIN_BYTES:
-            raise OffloadConfigError(
-                f"host_memory={self.host_limit} bytes leaves {room} for the staging ring that unpinned weights go through, which "
-                f"needs {_STAGING_MIN_BYTES}; raise host_memory, or set pin_memory=False"
-            )
-        self._staging = StagingRing(self.accelerator, room)
+        size, left = _STAGING_BYTES, self._room()
+        if left is not None:
+            size = min(size, max((left + self.pinned_bytes) // 4, _STAGING_MIN_BYTES))
+            while size > _STAGING_MIN_BYTES and PinnedMemory.cost(self.accelerator, size) > left:
+                size //= 2
+            if PinnedMemory.cost(self.accelerator, size) > left:
+                if self.host_limit is None:
+                    return
+                raise OffloadConfigError(
+                    f"host_memory={self.host_limit} bytes leaves {left} for the staging ring that unpinned weights go through, "
+                    f"which needs {_STAGING_MIN_BYTES}; raise host_memory, or set pin_memory=False"
+                )
+            if self.host_limit is None:
+                logger.warning(
+                    "this process may use %s bytes of host memory, fewer than the weights: some of them stay pageable", self._ceiling
+                )
+        self._staging = StagingRing(self.accelerator, size)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool) -> None:
         """Queue a host-to-device copy of bytes, through the staging ring where the source is pageable and there is one."""
@@ -198,3 +264,10 @@ class ResidencyContext:
             self._staging = None
         for region in list(self._regions):
             region.unpin()
+
+
+def _adopt_one(group: Group, placement: Placement, master: HostMaster, *, keep_origin: bool) -> None:
+    if placement.device.type != "cpu":
+        group.found_bytes = placement.nbytes
+        group.origin = tuple(entry.tensor.data for entry in group.entries) if keep_origin else None
+    group.adopt(master)

@@ -1,36 +1,42 @@
-"""The host side of offloaded weights: the master of a group, pinned arenas, the staging ring."""
+"""The host side of offloaded weights: the master of a group, how groups lie in a pinned arena, the staging ring."""
 
 import ctypes
-from collections.abc import Sequence
+import threading
+import weakref
 
 import attrs
 import torch
 
 from omni_offload.accelerator import Accelerator, PinnedMemory
-from omni_offload.residency.tensors import ALIGNMENT, Placement, view_of
+from omni_offload.residency.tensors import ALIGNMENT, Placement, Shape, shape_of, view_of
 
-__all__ = ["ByteMeter", "HostMaster", "StagingRing", "arena_layout", "master_of", "masters_in_region"]
+__all__ = ["ByteMeter", "HostMaster", "StagingRing", "master_of", "next_offset"]
 
 #: Sampled values a group; a fused adapter changes nearly every one of them.
 _SAMPLES = 16
 _STAGING_CHUNKS = 2
 
 
-@attrs.define
 class ByteMeter:
-    """Bytes held now, and the most that were held at once."""
+    """Bytes held now, and the most that were held at once. A holder that is gone holds nothing."""
 
-    current: int = 0
-    peak: int = 0
+    def __init__(self) -> None:
+        self._held: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        self.peak = 0
 
-    def add(self, nbytes: int) -> None:
-        """Count bytes that are held from now on."""
-        self.current += nbytes
+    @property
+    def current(self) -> int:
+        """Bytes held now."""
+        return sum(self._held.values())
+
+    def add(self, holder: object, nbytes: int) -> None:
+        """Count bytes that a holder holds from now on."""
+        self._held[holder] = nbytes
         self.peak = max(self.peak, self.current)
 
-    def remove(self, nbytes: int) -> None:
-        """Count bytes that are held no longer."""
-        self.current -= nbytes
+    def remove(self, holder: object) -> None:
+        """Count a holder's bytes no longer. Idempotent."""
+        self._held.pop(holder, None)
 
 
 @attrs.frozen(eq=False)
@@ -42,13 +48,20 @@ class HostMaster:
         views: Per entry of the group, the tensor on `raw` that stands for it.
         region: The pinned arena the bytes lie in, if any.
         offset: Where in the region.
+        shapes: Per view, what tells that a tensor is bound to it.
     """
 
     raw: torch.Tensor
     views: tuple[torch.Tensor, ...]
     region: PinnedMemory | None = None
     offset: int = 0
+    shapes: tuple[Shape, ...] = attrs.field(init=False)
     _samples: tuple[ctypes.c_int64 | ctypes.c_uint8, ...] = attrs.field(init=False)
+    _address: int = attrs.field(init=False)
+
+    @shapes.default
+    def _make_shapes(self) -> tuple[Shape, ...]:
+        return tuple(map(shape_of, self.views))
 
     @_samples.default
     def _make_samples(self) -> tuple[ctypes.c_int64 | ctypes.c_uint8, ...]:
@@ -59,8 +72,14 @@ class HostMaster:
         places = sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)})
         return tuple(ctypes.c_int64.from_address(base + place) for place in places)
 
-    def fingerprint(self) -> list[int]:
-        """Return sampled values of the bytes: edits through `.data` move no version counter (about 1 us)."""
+    @_address.default
+    def _make_address(self) -> int:
+        return self.raw.data_ptr()
+
+    def fingerprint(self) -> list[int] | None:
+        """Return sampled values of the bytes: edits through `.data` move no version counter (about 1 us). None: they were moved."""
+        if self.raw.data_ptr() != self._address:  # the storage was resized by its user
+            return None
         return [sample.value for sample in self._samples]
 
     @property
@@ -75,24 +94,13 @@ def master_of(placement: Placement, raw: torch.Tensor, region: PinnedMemory | No
     return HostMaster(raw, tuple(view_of(raw, at, entry.tensor) for entry, at in pairs), region, offset)
 
 
-def arena_layout(placements: Sequence[Placement]) -> tuple[list[int], int]:
-    """Lay groups out one after another; return their offsets and the exact size (bytes).
+def next_offset(placement: Placement, end: int) -> int:
+    """Return where a group goes in an arena that is filled up to `end` (bytes).
 
-    Each group keeps its address modulo `ALIGNMENT`, so that results on the host stay the same to the last bit.
+    It keeps its address modulo `ALIGNMENT`, so that results on the host stay the same to the last bit.
     """
-    offsets, end = [], 0
-    for placement in placements:
-        phase = placement.start % ALIGNMENT if placement.device.type == "cpu" else 0
-        at = -(-(end - phase) // ALIGNMENT) * ALIGNMENT + phase
-        offsets.append(at)
-        end = at + placement.nbytes
-    return offsets, end
-
-
-def masters_in_region(placements: Sequence[Placement], offsets: Sequence[int], region: PinnedMemory) -> list[HostMaster]:
-    """Make the masters of groups at given offsets of a pinned region. Nothing is copied yet."""
-    pairs = zip(placements, offsets, strict=True)
-    return [master_of(p, region.slice(at, p.nbytes), region, at) if p.nbytes else master_of(p, p.raw().cpu()) for p, at in pairs]
+    phase = placement.start % ALIGNMENT if placement.device.type == "cpu" else 0
+    return -(-(end - phase) // ALIGNMENT) * ALIGNMENT + phase
 
 
 class StagingRing:
@@ -100,7 +108,7 @@ class StagingRing:
 
     Args:
         accelerator: The device copied to.
-        nbytes: Size of the whole ring, which has two chunks.
+        nbytes: Most bytes of the whole ring, which has two chunks.
     """
 
     def __init__(self, accelerator: Accelerator, nbytes: int) -> None:
@@ -110,19 +118,21 @@ class StagingRing:
         self._chunks = [self._region.slice(i * chunk_bytes, chunk_bytes) for i in range(_STAGING_CHUNKS)]
         self._free: list[torch.Event | None] = [None] * _STAGING_CHUNKS
         self._next = 0
+        self._lock = threading.Lock()
         self.nbytes = self._region.charged
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a host-to-device copy of pageable bytes; the host blocks while it fills a chunk, and until a chunk is free."""
-        for start in range(0, source.numel(), self._chunks[0].numel()):
-            index, self._next = self._next, (self._next + 1) % _STAGING_CHUNKS
-            if (event := self._free[index]) is not None:
-                event.synchronize()
-            part = source[start : start + self._chunks[index].numel()]
-            chunk = self._chunks[index][: part.numel()]
-            chunk.copy_(part)
-            self._accelerator.copy(target[start : start + part.numel()], chunk)
-            self._free[index] = self._accelerator.record_copies()
+        with self._lock, torch.inference_mode(mode=False):
+            for start in range(0, source.numel(), self._chunks[0].numel()):
+                index, self._next = self._next, (self._next + 1) % _STAGING_CHUNKS
+                if (event := self._free[index]) is not None:
+                    event.synchronize()
+                part = source[start : start + self._chunks[index].numel()]
+                chunk = self._chunks[index][: part.numel()]
+                chunk.copy_(part)
+                self._accelerator.copy(target[start : start + part.numel()], chunk)
+                self._free[index] = self._accelerator.record_copies()
 
     def unpin(self) -> None:
         """Give the pinned bytes back. Blocks the host until queued copies are done."""

@@ -1,20 +1,72 @@
-"""Which bytes travel together: groups that are neighbours on both sides are one copy."""
+"""What travels to the device, and as which copies: groups that are neighbours on both sides are one copy."""
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import torch
 
+from omni_offload.accelerator import Accelerator
+from omni_offload.residency.context import ResidencyContext
+from omni_offload.residency.device import DeviceBuffer, buffers_of
 from omni_offload.residency.group import Group
 from omni_offload.residency.tensors import align
 
-__all__ = ["transfers"]
+__all__ = ["copy_in", "place", "transfers"]
+
+logger = logging.getLogger(__name__)
+
+Transfer = tuple[torch.Tensor, torch.Tensor, bool]
 
 
-def transfers(groups: Sequence[Group]) -> Iterator[tuple[torch.Tensor, torch.Tensor, bool]]:
+def place(groups: Sequence[Group], accelerator: Accelerator, context: ResidencyContext) -> None:
+    """Give groups room on the device: one buffer, and one each for those that other residencies know too.
+
+    Raises:
+        torch.OutOfMemoryError: As raised; the groups that have room keep it.
+    """
+    own = [group for group in groups if len(group.users) <= 1]
+    for together in (own, *([group] for group in groups if len(group.users) > 1)):
+        if not together:
+            continue
+        buffer = DeviceBuffer(accelerator, sum(align(group.nbytes) for group in together), context.meter)
+        offset = 0
+        for group in together:
+            group.place(buffer, offset)
+            offset += align(group.nbytes)
+
+
+def copy_in(groups: Sequence[Group], accelerator: Accelerator, context: ResidencyContext) -> int:
+    """Queue the copies of groups that have room on the device; the host does not block (pinned masters).
+
+    The copy stream waits for the last uses of their buffers first. Pageable bytes, for which the host blocks until the copies
+    before them are done, go first.
+
+    Returns:
+        Bytes on their way.
+    """
+    for group in groups:
+        group.forget()
+    buffers = buffers_of(group.copy for group in groups)
+    for buffer in buffers:
+        buffer.order_after_uses()
+    total = 0
+    for source, target, pinned in sorted(transfers(groups), key=lambda transfer: transfer[2]):
+        context.copy(target, source, pinned=pinned)
+        total += target.numel()
+    ready = accelerator.record_copies()
+    for buffer in buffers:
+        buffer.ready = ready
+    for group in groups:
+        group.remember()
+    logger.debug("%d bytes to %s", total, accelerator.device)
+    return total
+
+
+def transfers(groups: Sequence[Group]) -> Iterator[Transfer]:
     """Yield source, target and whether the source is pinned: one copy where neighbours on the device are neighbours in the arena."""
     run: list[Group] = []
     for group in groups:
-        if group.nbytes and group.copy is not None and group.master is not None:
+        if group.nbytes:
             if run and not _neighbours(run[-1], group):
                 yield _transfer(run)
                 run = []
@@ -24,21 +76,19 @@ def transfers(groups: Sequence[Group]) -> Iterator[tuple[torch.Tensor, torch.Ten
 
 
 def _neighbours(first: Group, second: Group) -> bool:
-    a, b = first.master, second.master
-    if a is None or b is None or first.copy is None or second.copy is None or a.region is None or a.region is not b.region:
+    (a, at), (b, then) = (first.master, first.copy), (second.master, second.copy)
+    if a is None or b is None or at is None or then is None or a.region is None or a.region is not b.region:
         return False
     gap = align(first.nbytes)
-    together = b.offset - a.offset == gap and second.copy.offset - first.copy.offset == gap
-    return together and first.copy.buffer is second.copy.buffer
+    return at.buffer is then.buffer and then.offset - at.offset == gap == b.offset - a.offset
 
 
-def _transfer(run: Sequence[Group]) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    first, last = run[0], run[-1]
-    if first.copy is None or last.copy is None or first.master is None:
+def _transfer(run: Sequence[Group]) -> Transfer:
+    master, first, last = run[0].master, run[0].copy, run[-1].copy
+    if master is None or first is None or last is None:
         raise RuntimeError("a transfer needs groups that have a master and a device copy")
-    if len(run) == 1 or first.master.region is None or first.copy.buffer.raw is None:
-        return first.master.raw, first.copy.raw, first.master.pinned
-    nbytes = last.copy.offset + last.nbytes - first.copy.offset
-    source = first.master.region.raw[first.master.offset : first.master.offset + nbytes]
-    target = first.copy.buffer.raw[first.copy.offset : first.copy.offset + nbytes]
-    return source, target, first.master.pinned
+    if len(run) == 1 or master.region is None or first.buffer.raw is None:
+        return master.raw, first.raw, master.pinned
+    nbytes = last.offset + run[-1].nbytes - first.offset
+    source = master.region.raw[master.offset : master.offset + nbytes]
+    return source, first.buffer.raw[first.offset : first.offset + nbytes], master.pinned

@@ -1,0 +1,218 @@
+"""The tensors that a residency manages, how they are grouped, and what is known of them."""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+
+import attrs
+import torch
+
+from omni_offload.accelerator import Accelerator, resolve_device
+from omni_offload.residency.context import LATE_PIN_BYTES, ResidencyContext
+from omni_offload.residency.group import Group
+from omni_offload.residency.host import ByteMeter
+from omni_offload.residency.tables import collect
+from omni_offload.residency.tensors import align, group_by_bytes
+
+__all__ = ["Counters", "ManagedTensors", "unwatched"]
+
+logger = logging.getLogger(__name__)
+
+#: Entered around all work on tensors: subclasses and modes must not see it, and a default device must not move it.
+unwatched = torch._C.DisableTorchFunction  # noqa: SLF001  (it has no public name)
+
+
+@attrs.define
+class Counters:
+    """What happened to one residency; bytes are counted as copied, padding included."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    loads: int = 0
+    prefetch_hits: int = 0
+    misses: int = 0
+    wasted_copies: int = 0
+
+
+class ManagedTensors:
+    """The tensors of some modules: which there are, the groups they form, the host masters of these.
+
+    Args:
+        module: A module, or several that move together.
+        device: The device; a missing index means the current one.
+        pin_memory: Whether the host masters are pinned.
+        name: How messages call it.
+        context: What it shares with others of its owner.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module | Iterable[torch.nn.Module],
+        device: torch.device | str,
+        *,
+        pin_memory: bool = True,
+        name: str = "",
+        context: ResidencyContext | None = None,
+    ) -> None:
+        modules = [module] if isinstance(module, torch.nn.Module) else list(module)
+        self.name = name or "+".join(dict.fromkeys(type(m).__name__ for m in modules))
+        self._modules = {self.name if len(modules) == 1 else f"{self.name}[{i}]": m for i, m in enumerate(modules)}
+        self._accelerator = Accelerator.of(resolve_device(device))
+        self._context = context or ResidencyContext(self._accelerator, pin_memory)
+        self._owns_context = context is None
+        self.counters = Counters()
+        self._lock = threading.RLock()
+        self._groups: list[Group] | None = None
+        self._begun = False
+        self._streams: dict[int, torch.Stream] = {}
+        self._collect()
+        with unwatched():
+            self._sizes = [placement.nbytes for placement in group_by_bytes(self._entries)]
+
+    # ---- facts -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """The device that weights are loaded to, with its index."""
+        return self._accelerator.device
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the module's tensors are bound to their device copies."""
+        return bool(self._groups) and all(self in group.bound and not group.unsure for group in self._groups or ())
+
+    @property
+    def fetched(self) -> bool:
+        """Whether a whole device copy is held, bound or not."""
+        return bool(self._groups) and all(self in group.holders and group.placed for group in self._groups or ())
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a copy to the device has not landed yet; the host does not block."""
+        buffers = {group.copy.buffer for group in self._groups or () if group.copy is not None}
+        return any(buffer.ready is not None and not buffer.ready.query() for buffer in buffers)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the distinct weights and buffers, without padding."""
+        return sum(self._sizes)
+
+    @property
+    def padded_bytes(self) -> int:
+        """Device bytes that loading takes, with every group rounded up to the alignment."""
+        return sum(map(align, self._sizes))
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the device copies held now, padding included."""
+        return sum(align(group.nbytes) for group in self._groups or () if self in group.holders and group.placed)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the masters that are pinned."""
+        return sum(group.nbytes for group in self._groups or () if group.master is not None and group.master.pinned)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether copies from the masters leave the host free: they are pinned, up to a little that came late."""
+        return self.host_bytes - self.pinned_bytes < LATE_PIN_BYTES and bool(self.pinned_bytes or not self.host_bytes)
+
+    @property
+    def pins(self) -> bool:
+        """Whether pinned memory was asked for."""
+        return self._context.pin_memory
+
+    @property
+    def meter(self) -> ByteMeter:
+        """The meter of the owner's device bytes."""
+        return self._context.meter
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and the object of every managed tensor."""
+        return ((entry.name, entry.tensor) for entry in self._entries)
+
+    # ---- preparation -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, *, keep_origin: bool = False) -> None:
+        """Make the host masters: the original memory, or a pinned arena. Weights found on the device are moved to the host once.
+
+        Args:
+            keep_origin: Keep the device memory that weights were found in, for an undo, until `commit`.
+
+        Raises:
+            RuntimeError: The device refused to pin memory; the weights are whole, and it may be tried again.
+        """
+        with self._lock, unwatched():
+            if self._groups is None:
+                if self._tables.changed() or self._tables.grown() or not self._context.manages(self._entries):
+                    self._collect()
+                self._context.own(self._entries, self.name)
+                self._begun = True
+                self._set_groups(self._context.groups_of(self._entries, keep_origin=keep_origin))
+
+    def commit(self) -> None:
+        """Let go of what an undo would need. From here on the weights are on the host, or on the device where they are bound."""
+        for group in self._groups or ():
+            group.origin = None
+
+    def _collect(self) -> None:
+        entries, tables = collect(self._modules)
+        self._entries = self._context.claim(entries, self.name)
+        self._tables = tables
+
+    def _set_groups(self, groups: list[Group]) -> None:
+        for group in groups:
+            group.users.add(self)
+            self.counters.bytes_out += group.found_bytes
+            group.found_bytes = 0
+        for group in self._groups or ():
+            if group not in groups:
+                group.users.discard(self)
+                group.drop(self)
+        self._groups = groups
+        self._sizes = [group.nbytes for group in groups]
+
+    # ---- change ------------------------------------------------------------------------------------------------------------
+
+    def validate(self, *, thorough: bool = False) -> bool:
+        """Regroup if a tensor was added, removed, replaced or moved to other memory since the last look.
+
+        Args:
+            thorough: Also look for new tensor attributes, in every attribute of every module.
+
+        Returns:
+            Whether anything changed.
+        """
+        with self._lock, unwatched():
+            groups = self._groups
+            if groups is None or any(self in group.bound for group in groups):
+                return False
+            changed = self._tables.changed() or not all(group.bound or group.intact() for group in groups)
+            if changed or (thorough and self._tables.grown()):
+                self._regroup()
+                return True
+            return False
+
+    def outdated(self) -> bool:
+        """Whether a tensor was added, removed, replaced or moved since the weights were bound (for modules that stay loaded)."""
+        with self._lock, unwatched():
+            return self._tables.changed() or self._tables.grown() or not all(group.as_bound() for group in self._groups or ())
+
+    def forget_copies(self) -> None:
+        """Count every device copy as stale: the next activation reads its master again."""
+        with self._lock:
+            for group in self._groups or ():
+                group.forget()
+
+    def _regroup(self, *, pin_from: int | None = LATE_PIN_BYTES) -> None:
+        """Group the tensors as they are now. A failure changes nothing that the next look would not find."""
+        entries, tables = collect(self._modules)
+        entries = self._context.claim(entries, self.name)
+        self._context.own(entries, self.name)
+        groups = self._context.groups_of(entries, pin_from=pin_from)
+        former, self._entries = self._entries, entries
+        self._set_groups(groups)
+        self._tables = tables
+        kept = set(entries)
+        self._context.release(entry for entry in former if entry not in kept)
+        logger.debug("%s: regrouped, %d groups", self.name, len(groups))
