@@ -60,7 +60,7 @@ class Room:
             )
 
     def make(self, group: Sequence[Member]) -> None:
-        """Evict idle components until a group fits: all of them without a budget, else the least recently used first.
+        """Evict idle components until a group fits: all without a budget, else the least recently used first, then what is fetched ahead.
 
         Raises:
             OffloadStateError: The budget does not hold the group beside the components that run now.
@@ -70,7 +70,7 @@ class Room:
             for member in () if group[0].stays else idle:
                 member.owner.evict()
             return
-        for member in sorted(idle, key=lambda member: member.last_use):
+        for member in sorted(idle, key=lambda member: (member.owner.fetched_ahead, member.last_use)):
             if self._fits(group):
                 return
             member.owner.evict()
