@@ -63,6 +63,7 @@ class Bench:
         self._made: list[Any] = []
         self._reference: Reference | Exception = Unprepared("call prepare() first")
         self._disable: dict[int, Callable[[], None]] = {}
+        self._staying: dict[int, set[str]] = {}
 
     def random(self) -> random.Random:
         """Return a generator that gives each check the same sample every time."""
@@ -134,17 +135,20 @@ class Bench:
         config, device = self.config(**keys), device or self.device
         if callable(getattr(pipeline, "enable_omni_offload", None)):
             self._disable[id(pipeline)] = pipeline.disable_omni_offload
-            return pipeline.enable_omni_offload(config, device=device)
-        backend = get_offload_backend(config, device)
-        if backend is None:
-            raise NotRun(f"there is no backend for {config} on {device}")
-        self._disable[id(pipeline)] = backend.disable
-        backend.enable(pipeline)
+            backend = pipeline.enable_omni_offload(config, device=device)
+        else:
+            backend = get_offload_backend(config, device)
+            if backend is None:
+                raise NotRun(f"there is no backend for {config} on {device}")
+            self._disable[id(pipeline)] = backend.disable
+            backend.enable(pipeline)
+        self._staying[id(pipeline)] = self.staying(pipeline, **keys)
         return backend
 
     def disable(self, pipeline: Any) -> None:
         """Disable offload as a user would; a pipeline that was never enabled is left alone."""
         self._disable.get(id(pipeline), lambda: None)()
+        self._staying.pop(id(pipeline), None)
 
     @contextlib.contextmanager
     def enabled(self, pipeline: Any, **keys: Any) -> Iterator[Any]:
@@ -162,6 +166,10 @@ class Bench:
     def staying(self, pipeline: Any, **keys: Any) -> set[str]:
         """Return the components that are on the device while offload is enabled."""
         return {component.path for component in self.plan(pipeline, **keys).treated(Treatment.STAY)}
+
+    def now_staying(self, pipeline: Any) -> set[str]:
+        """Return the components that are on the device because offload is enabled now; none while it is not."""
+        return self._staying.get(id(pipeline), set())
 
     def group(self, pipeline: Any, path: str) -> set[str]:
         """Return a component and those that move together with it."""
@@ -304,33 +312,28 @@ class Bench:
         if changed:
             self.fail(f"everything {when} as it was before", some(changed))
 
-    def require_left(  # noqa: PLR0913  (each is measured by the caller)
-        self,
-        pipeline: Any,
-        base: int,
-        *,
-        when: str,
-        staying: frozenset[str] | set[str] = frozenset(),
-        stay_bytes: int = 0,
-        times: int = 1,
-    ) -> None:
-        """Require that the device holds only what stays.
+    def require_left(self, pipeline: Any, base: int, *, when: str, times: int = 1, resized: bool = False) -> None:
+        """Require that the device holds only what stays: nothing, or while enabled the components that do not take turns.
 
         Args:
             pipeline: The pipeline.
             base: Bytes allocated before it was enabled.
             when: For the message.
-            staying: Components that stay.
-            stay_bytes: Their device bytes, as measured after enabling.
             times: How many times what a resident call leaves behind (a scheduler's tables) may be there.
+            resized: Whether components are not of the size that they had: then the bytes of those that stay are not counted.
         """
-        for path, module in self.components(pipeline).items():
+        staying = self.now_staying(pipeline)
+        components = self.components(pipeline)
+        for path, module in components.items():
             names = bytes_on(module, self.device)
             if names and path not in staying:
                 self.fail(f"no weight on {self.device} {when}", some(names), component=path)
-        over = self.allocated() - base - stay_bytes - times * self.reference.left
-        if over > (0 if self.simulated else _SLACK):
-            self.fail(f"no device memory held {when} beyond what stays ({stay_bytes} bytes)", f"{over} bytes more")
+        if staying and resized:
+            return
+        stays = sum(device_size([components[path]]) for path in staying if path in components)
+        over = self.allocated() - base - stays - times * self.reference.left
+        if over > (_SLACK if staying or not self.simulated else 0):
+            self.fail(f"no device memory held {when} beyond what stays ({stays} bytes)", f"{over} bytes more")
 
     def require_disabled(self, pipeline: Any, base: int, pinned: int, *, when: str = "after disable", times: int = 1) -> None:
         """Require that disabling left nothing on the device and nothing pinned."""
@@ -347,6 +350,7 @@ class Bench:
                 self.disable(pipeline)
         self._made.clear()
         self._disable.clear()
+        self._staying.clear()
         gc.collect()
         torch.accelerator.synchronize(self.device)
 

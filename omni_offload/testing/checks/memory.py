@@ -73,7 +73,7 @@ def check_traffic(bench: Bench) -> None:
                 bench.fail(f"at most {most} bytes copied to the device in a call, for {len(loads)} loads", copied_in)
             before = bench.traffic() or (0, 0)
         after = bench.traffic() or (0, 0)
-        if after[1] > before[1]:
+        if after[1] > before[1] and not bench.staying(pipeline):
             bench.fail("nothing copied to the host by disable, as nothing was written", after[1] - before[1])
 
 

@@ -25,14 +25,12 @@ def check_residency(bench: Bench) -> None:
     pipeline = bench.fresh()
     base = bench.allocated()
     components, staying = bench.components(pipeline), bench.staying(pipeline)
-    stay_bytes = 0
+    stays = device_size([components[path] for path in staying]) + 512 * len(staying)
 
     def run() -> None:
-        nonlocal stay_bytes
         with bench.enabled(pipeline):
-            stay_bytes = bench.allocated() - base
             bench.call(pipeline, keep=False)
-            bench.require_left(pipeline, base, when="after a call", staying=staying, stay_bytes=stay_bytes)
+            bench.require_left(pipeline, base, when="after a call")
 
     handles = [
         module.get_submodule(bench.reference.probes[path][0]).register_forward_pre_hook(_alone(bench, pipeline, path, staying))
@@ -51,7 +49,8 @@ def check_residency(bench: Bench) -> None:
     for use, resident in zip(uses, bench.reference.uses, strict=True):
         held = use.allocated - base - (resident.allocated - bench.reference.start)
         group = bench.group(pipeline, use.path) - staying
-        allowed = stay_bytes + device_size([components[name] for name in group if name in components]) + _SLACK
+        turn = device_size([components[name] for name in group if name in components])
+        allowed = stays + _SLACK + (turn or bench.largest_group(pipeline, staying))
         if held > allowed:
             bench.fail(f"at most {allowed} bytes of weights on the device during {use.name}", f"{held}", component=use.path)
 
@@ -72,10 +71,9 @@ def _alone(bench: Bench, pipeline: Any, path: str, staying: set[str]) -> Any:
 def check_entry_points(bench: Bench) -> None:
     """Every component method that counts as work works outside of a call, again and again, with inputs on the CPU."""
     pipeline = bench.fresh()
-    base, staying = bench.allocated(), bench.staying(pipeline)
+    base = bench.allocated()
     left_out = []
     with bench.enabled(pipeline) as backend:
-        stay_bytes = bench.allocated() - base
         for target in bench.targets(pipeline):
             if str(target) not in bench.reference.recordings:
                 left_out.append(str(target))
@@ -83,7 +81,7 @@ def check_entry_points(bench: Bench) -> None:
             for time in ("first", "second"):
                 replay(bench, target, when=f"of a {time} use outside of a call")
         bench.require_equal(bench.call(pipeline), when="after uses outside of a call")
-        bench.require_left(pipeline, base, when="after uses outside of a call, and a call", staying=staying, stay_bytes=stay_bytes)
+        bench.require_left(pipeline, base, when="after uses outside of a call, and a call")
         for target in bench.used(pipeline)[:1]:
             replay(bench, target, when="of a use after a call")
         backend.release()
@@ -104,13 +102,12 @@ def replay(bench: Bench, target: Target, *, when: str) -> None:
 def check_release(bench: Bench) -> None:
     """A component used outside of a call may stay on the device until release(), which frees all that rotates."""
     pipeline = bench.fresh()
-    base, staying = bench.allocated(), bench.staying(pipeline)
+    base = bench.allocated()
     with bench.enabled(pipeline) as backend:
-        stay_bytes = bench.allocated() - base
         for target in bench.used(pipeline):
             replay(bench, target, when="before release()")
             backend.release()
-            bench.require_left(pipeline, base, when=f"after {target} and release()", staying=staying, stay_bytes=stay_bytes)
+            bench.require_left(pipeline, base, when=f"after {target} and release()")
         for target in bench.used(pipeline)[:2]:
             replay(bench, target, when="after release()")
     bench.require_disabled(pipeline, base, bench.pinned())
@@ -129,11 +126,10 @@ def check_unselected_stay(bench: Bench) -> None:
         before = Snapshot(bench.components(pipeline))
         staying = bench.staying(pipeline, components=[kind])
         with bench.enabled(pipeline, components=[kind]):
-            stay_bytes = bench.allocated() - base
             for when in ("after enable", "after a call"):
                 for path in staying:
                     _require_on_device(bench, pipeline, path, when=f"{when} with {kind} selected")
-                bench.require_left(pipeline, base, when=f"{when} with {kind} selected", staying=staying, stay_bytes=stay_bytes)
+                bench.require_left(pipeline, base, when=f"{when} with {kind} selected")
                 bench.require_equal(bench.call(pipeline), when=f"with {kind} selected")
         bench.require_unchanged(before, when=f"after disable with {kind} selected", attributes=False)
         bench.require_disabled(pipeline, base, pinned)
@@ -193,5 +189,5 @@ def check_on_device(bench: Bench) -> None:
             with contextlib.suppress(LookupError), pipeline.on_device(path):
                 _raise(path)
             backend.release()
-            bench.require_left(pipeline, base, when="after on_device", staying=bench.staying(pipeline))
+            bench.require_left(pipeline, base, when="after on_device")
         bench.require_equal(bench.call(pipeline), when="after on_device")
