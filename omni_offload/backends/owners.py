@@ -70,9 +70,7 @@ class ComponentOwner:
             self._let_go()
 
     def _let_go(self) -> None:
-        if self.active or self.stays:
-            self.residency.note_use()
-        else:
+        if not self.active and not self.stays:
             self.residency.unbind()
 
     def prefetch(self) -> bool:
