@@ -33,8 +33,9 @@ format: $(READY)  ## format the code, and correct what the linter can
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
-bench: $(READY) $(SIM)  ## the benchmarks in virtual time, which write docs/benchmarks/ (minutes)
+bench: $(READY) $(SIM)  ## the benchmarks in virtual time, which write docs/benchmarks/ and the README's table
 	$(BIN)/python tests/benchmarks/model_level.py --write
+	$(BIN)/python docs/readme_table.py
 
 wheel: $(READY)  ## the wheel, in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist

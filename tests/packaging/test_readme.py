@@ -1,5 +1,6 @@
 """What the README and the documentation show works as it stands there."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -28,6 +29,15 @@ def test_the_lines_for_an_own_pipeline_run(device, tmp_path, monkeypatch, capsys
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     assert (tmp_path / "cat.png").is_file()
     assert "model_level" in capsys.readouterr().out
+
+
+def test_the_table_is_that_of_the_benchmark(monkeypatch):
+    """`make bench` writes both."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    readme_table = importlib.import_module("readme_table")
+    if not readme_table.SOURCE.exists():
+        pytest.skip("the benchmark has not been run")
+    assert readme_table.filled(README, readme_table.SOURCE.read_text(encoding="utf-8")) == README
 
 
 def test_they_are_about_ten():
