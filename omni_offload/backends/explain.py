@@ -3,6 +3,7 @@
 import ast
 import linecache
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -14,6 +15,8 @@ from omni_offload.errors import OffloadStateError
 __all__ = ["explain"]
 
 _SIGNS = ("same device", "expected device", "different device", "on device", "device type", "DeviceType", "Input type (torch.")
+
+_TORCH = str(Path(torch.__file__).parent)
 
 #: Line, last line, column, last column (bytes) of an expression in its file.
 _Position = tuple[int | None, int | None, int | None, int | None]
@@ -39,6 +42,8 @@ def explain(error: BaseException, inactive: Iterable[Member]) -> OffloadStateErr
             found = weights.find(value)
             if found is not None:
                 return _error(*found, frame)
+        if not frame.f_code.co_filename.startswith(_TORCH):
+            return None  # further out stands who called the code that failed, with other operands
     return None
 
 
@@ -85,7 +90,7 @@ def _frames(traceback: TracebackType | None) -> list[tuple[FrameType, _Position]
 
 
 def _operands(frame: FrameType, position: _Position) -> Iterator[Any]:
-    """Yield the tensors and modules that the failing expression names, by looking their dotted names up (nothing is called)."""
+    """Yield the tensors that the failing expression names, by looking their dotted names up (nothing is called)."""
     try:
         tree = ast.parse(f"({_source(frame.f_code.co_filename, position)})")
     except SyntaxError:
@@ -93,7 +98,7 @@ def _operands(frame: FrameType, position: _Position) -> Iterator[Any]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name | ast.Subscript):
             value = _look_up(node, frame)
-            if isinstance(value, torch.Tensor | torch.nn.Module):
+            if isinstance(value, torch.Tensor):
                 yield value
 
 
