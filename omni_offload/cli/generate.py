@@ -1,5 +1,6 @@
 """One picture, offloaded, with everything measured; and the same picture by a resident run, to compare."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -149,7 +150,7 @@ class _Run:
         resident = self._resident()
         needed = at_once + resident.activations + _SLACK
         chosen = capacity if capacity is not None else needed
-        sim.configure(capacity=chosen)
+        sim.configure(capacity=chosen + self._held())
         sim.reset_races()
         try:
             outcome = self._offloaded()
@@ -178,6 +179,7 @@ class _Run:
         return _compared(outcome, resident)
 
     def _offloaded(self) -> Outcome:
+        held = self._held()
         with self.pipeline.enable_omni_offload(self.plan.config, device=self.device) as backend:
             torch.accelerator.reset_peak_memory_stats(self.device)
             outputs = self._call(f"offloaded on {self.device}")
@@ -190,11 +192,12 @@ class _Run:
             strategy=report.strategy,
             components=report.components,
             weight_bytes=self.weight_bytes,
-            peak=peak,
+            peak=peak - held,
         )
 
     def _resident(self) -> _Resident:
         """Run with all weights on the device, which is free again afterwards."""
+        held = self._held()
         try:
             self.pipeline.to(self.device)
             torch.accelerator.synchronize(self.device)
@@ -206,7 +209,13 @@ class _Run:
         finally:
             self.pipeline.to("cpu")
             torch.accelerator.empty_cache()
-        return _Resident(outputs=outputs, peak=peak, activations=peak - before)
+        return _Resident(outputs=outputs, peak=peak - held, activations=peak - before)
+
+    def _held(self) -> int:
+        """Return what others in this process hold on the device, in bytes: nothing, where this is the whole program."""
+        gc.collect()
+        torch.accelerator.synchronize(self.device)
+        return int(torch.accelerator.memory_allocated(self.device))
 
     def _call(self, label: str) -> list[torch.Tensor]:
         inputs = self.job.make_inputs(self.pipeline)

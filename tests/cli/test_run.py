@@ -115,6 +115,13 @@ def test_the_settings_of_the_simulated_device_are_put_back(run_json):
     assert sim.current_settings() == before
 
 
+def test_what_others_hold_on_the_simulated_device_does_not_count(run_json):
+    held = torch.empty(1 << 20, device=sim.install())
+    told = run_json("run", "digits", "--prompt", "seven")
+    assert told["peak_bytes"] <= told["capacity_bytes"] < told["weight_bytes"]
+    del held
+
+
 def test_without_an_accelerator_and_a_compiler_the_cpu_makes_the_picture_and_says_so(cli, run_json, monkeypatch, tmp_path):
     monkeypatch.setattr(sim, "why_unavailable", lambda: "the software accelerator needs a compiler")
     status, out, err = cli("run", "digits", "--prompt", "seven", "--output", "seven.png")
