@@ -125,7 +125,7 @@ class PinnedMemory:
     """
 
     def __init__(self, accelerator: "Accelerator", nbytes: int) -> None:
-        registrar = _registrar(accelerator.device)
+        self._registrar = registrar = _registrar(accelerator.device)
         self.nbytes = nbytes
         self.stays_pinned = registrar is None
         self.charged = PinnedMemory.cost(accelerator, nbytes)
@@ -169,9 +169,9 @@ class PinnedMemory:
         Blocks the host until queued copies from the region are done. Does nothing where the region `stays_pinned`: its memory goes
         with its last tensor.
         """
-        if self._unlock is not None and self._unlock.alive:
-            self._accelerator.copy_stream.synchronize()
-            self._unlock()
+        if self._registrar is not None and self._unlock is not None and self._unlock.alive:
+            _unregister(self._accelerator, self._registrar, self.raw.data_ptr())
+            self._unlock.detach()  # last: after an interrupt it can be done again
 
 
 def _unregister(accelerator: "Accelerator", registrar: _Registrar, pointer: int) -> None:
@@ -180,8 +180,8 @@ def _unregister(accelerator: "Accelerator", registrar: _Registrar, pointer: int)
     finally:
         try:
             registrar.unregister(pointer)
-        except RuntimeError as error:
-            logger.debug("the region was not locked: %s", error)  # an interrupt came before its registration
+        except RuntimeError as error:  # an interrupt came before its registration, or after its end
+            logger.debug("the region was not locked: %s", error)
 
 
 class Accelerator:

@@ -23,9 +23,12 @@ def run_cleanup_steps(steps: Iterable[tuple[str, Callable[[], None]]]) -> BaseEx
         try:
             step()
         except BaseException as error:  # noqa: BLE001  (an interrupt must not skip the remaining steps)
-            logger.warning("cleanup step %r failed: %r", name, error)
+            logger.warning("cleanup step %r failed: %s", name, repr(error))  # not the error: its frames hold device memory
             if first is None:
                 first = error
             elif error is not first:
                 first.add_note(f"cleanup step {name!r} failed too: {error!r}")
-    return first
+    try:
+        return first
+    finally:
+        first = None  # the error's traceback holds this frame: a cycle would keep what its frames hold until the next collection

@@ -125,7 +125,7 @@ class ResidencyContext:
         return all(self._entries.get(id(entry.tensor)) is entry for entry in entries)
 
     def release(self, entries: Iterable[Entry]) -> None:
-        """Forget tensors that no residency of the owner uses any more. Idempotent."""
+        """Forget tensors that no residency of the owner uses any more, and unpin the regions that only they lay in. Idempotent."""
         with _OWNERS_LOCK:
             for entry in entries:
                 key = id(entry.tensor)
@@ -135,6 +135,9 @@ class ResidencyContext:
                     self._entries.pop(key, None)
                     if self._owner(entry) is self:
                         del _OWNERS[entry.tensor]
+        used = {group.master.region for group in self._groups.values() if group.master is not None}
+        for region in [region for region in self._regions if region not in used]:
+            region.unpin()  # not left to the collector, in which an interrupt would be lost
 
     @staticmethod
     def _owner(entry: Entry) -> "ResidencyContext | None":

@@ -32,7 +32,8 @@ class DeviceBuffer:
         self.raw: torch.Tensor | None = accelerator.allocate(nbytes)
         meter.add(self, nbytes)
         # Also memory that nobody gave back is freed in the order of the copy stream.
-        weakref.finalize(self, _order_after, accelerator, self.uses).atexit = False
+        self._unfreed = weakref.finalize(self, _order_after, accelerator, self.uses)
+        self._unfreed.atexit = False
 
     def take(self, taker: object, offset: int, nbytes: int) -> torch.Tensor:
         """Return a part of the bytes; the memory is freed when every taker has given its part back."""
@@ -56,6 +57,7 @@ class DeviceBuffer:
         if self.raw is not None:
             self.order_after_uses()
             self._meter.remove(self)
+            self._unfreed.detach()
             self.raw = None
 
 

@@ -210,9 +210,8 @@ class ManagedTensors:
         entries = self._context.claim(entries, self.name)
         self._context.own(entries, self.name)
         groups = self._context.groups_of(entries, pin_from=pin_from)
-        former, self._entries = self._entries, entries
         self._set_groups(groups)
-        self._tables = tables
         kept = set(entries)
-        self._context.release(entry for entry in former if entry not in kept)
+        self._context.release(entry for entry in self._entries if entry not in kept)
+        self._entries, self._tables = entries, tables
         logger.debug("%s: regrouped, %d groups", self.name, len(groups))

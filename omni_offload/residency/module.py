@@ -73,7 +73,7 @@ class ModuleResidency(ManagedTensors):
     def restore(self, *, copy_back: bool = False, to_origin: bool = False) -> None:
         """Offload, unpin and end the management; the weights are whole, on the host. Idempotent, and repairs what an interrupt left.
 
-        Every step runs; the first failure is raised afterwards, and what is not on the host yet stays managed for another try.
+        Every step runs; the first failure is raised afterwards, and the module stays managed for another try.
 
         Args:
             copy_back: Copy every bound device copy back, written or not (for modules that were on the device all the time).
@@ -88,12 +88,16 @@ class ModuleResidency(ManagedTensors):
                     (f"repair the bindings of {self.name}", self._repair),
                     (f"take in what changed in {self.name}", lambda: None if to_origin else self._take_in()),
                     (f"put {self.name} back", lambda: self._settle(to_origin=to_origin)),
-                    (f"give up {self.name}", self._disown),
                     (f"unpin {self.name}", lambda: self._context.close() if self._owns_context else None),
                 ]
             )
+            if error is None:
+                self._disown()
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                error = None  # no cycle with its traceback, which holds device memory
 
     # ---- device ------------------------------------------------------------------------------------------------------------
 
@@ -165,7 +169,10 @@ class ModuleResidency(ManagedTensors):
                 except BaseException as error:  # noqa: BLE001  (raised below)
                     first = error if first is None else first
             if first is not None:
-                raise first
+                try:
+                    raise first
+                finally:
+                    first = None  # no cycle with its traceback, which holds device memory
 
     def _note_use(self, groups: Sequence[Group]) -> None:
         """Record the last use of the device copies, on every stream that was current at a binding or is now."""
@@ -219,11 +226,8 @@ class ModuleResidency(ManagedTensors):
                     group.move_master()
 
     def _disown(self) -> None:
-        """End the management, unless something is still bound to the device: that stays managed for another try."""
-        groups = self._groups or ()
-        if any(self in group.bound for group in groups):
-            return
-        for group in groups:
+        """End the management."""
+        for group in self._groups or ():
             group.users.discard(self)
         self._context.release(self._entries)
         self._groups = None

@@ -151,6 +151,7 @@ class Interrupt:
 
     def __init__(self, n):
         self.left = n
+        self.at = "nowhere"
 
     def __enter__(self):
         self.former = sys.gettrace()
@@ -166,6 +167,7 @@ class Interrupt:
         if event == "line":
             self.left -= 1
             if self.left == -1:
+                self.at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return self._lines
 
@@ -184,12 +186,13 @@ def at_every_line(make, action, check, stride=1):
     check(subject, -1)
     for n in range(0, total, stride):
         subject = make()
+        interrupt = Interrupt(n)
         try:
-            with Interrupt(n):
+            with interrupt:
                 action(subject)
         except KeyboardInterrupt:
             pass
-        check(subject, n)
+        check(subject, interrupt.at)
     return total
 
 
@@ -201,6 +204,8 @@ def whole(photo):
 
     return check
 
+
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <finalize:pytest.PytestUnraisableExceptionWarning")
 
 CASES = {
     "load": (lambda r: None, lambda r: r.load()),
