@@ -226,8 +226,9 @@ class HookRegistry:
                 output = entered[-1].post_forward(module, method, output)
                 entered.pop()
         except BaseException as error:
-            while entered:
-                _leave(entered.pop(), module, method, error)
+            worst = _leave(entered, module, method, error)
+            if worst is not error:
+                raise worst from error
             raise
         return output
 
@@ -252,8 +253,30 @@ def _unhookable(module: torch.nn.Module, method: str) -> str | None:
     return None
 
 
-def _leave(hook: ModelHook, module: torch.nn.Module, method: str, error: BaseException) -> None:
-    try:
-        hook.on_error(module, method, error)
-    except BaseException as second:  # noqa: BLE001  (the first error is the one to report)
-        error.add_note(f"{type(hook).__name__}.on_error failed too: {second!r}")
+def _leave(entered: list[ModelHook], module: torch.nn.Module, method: str, error: BaseException) -> BaseException:
+    """Leave every hook that was entered, the innermost first; one whose `on_error` is cut short is asked once more.
+
+    Returns:
+        The error to raise: the first, unless it was an `Exception` and an interrupt came later; the others are its notes.
+    """
+    tries = 0
+    while entered:
+        hook = entered[-1]
+        try:
+            hook.on_error(module, method, error)
+            tries = 2
+        except BaseException as second:  # noqa: BLE001  (one error is raised, after all hooks were left)
+            error = _worse(error, second, f"{type(hook).__name__}.on_error")
+            tries += 1
+        if tries > 1:
+            entered.remove(hook)
+            tries = 0
+    return error
+
+
+def _worse(first: BaseException, second: BaseException, where: str) -> BaseException:
+    if isinstance(first, Exception) and not isinstance(second, Exception):
+        second.add_note(f"it came while {where} handled {first!r}")
+        return second
+    first.add_note(f"{where} failed too: {second!r}")
+    return first

@@ -14,7 +14,7 @@ from omni_offload.accelerator import Accelerator, PinnedMemory, host_memory_limi
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.residency.group import Group
 from omni_offload.residency.host import ByteMeter, HostMaster, StagingRing, master_of, next_offset
-from omni_offload.residency.tensors import Entry, Placement, group_by_bytes
+from omni_offload.residency.tensors import Entry, Placement, group_by_bytes, type_of
 
 __all__ = ["LATE_PIN_BYTES", "ResidencyContext"]
 
@@ -54,7 +54,7 @@ class ResidencyContext:
     _ceiling: int | None = attrs.field(factory=host_memory_limit, init=False)
     _entries: dict[int, Entry] = attrs.field(factory=dict, init=False)
     _groups: dict[int, Group] = attrs.field(factory=dict, init=False)
-    _regions: "weakref.WeakSet[PinnedMemory]" = attrs.field(factory=weakref.WeakSet, init=False)
+    _regions: set[PinnedMemory] = attrs.field(factory=set, init=False)
     _staging: StagingRing | None = attrs.field(default=None, init=False)
 
     # ---- tensors -----------------------------------------------------------------------------------------------------------
@@ -101,7 +101,9 @@ class ResidencyContext:
         bound = {id(entry.tensor): group for group in {*self._groups.values()} if group.bound for entry in group.entries}
         groups = [bound[key] for key in wanted if key in bound]
         fresh: deque[Fresh] = deque()
-        placements = deque(group_by_bytes([entry for key, entry in self._entries.items() if key not in bound]))
+        free = group_by_bytes([entry for key, entry in self._entries.items() if key not in bound])
+        placements = deque(sorted(free, key=lambda placement: type_of(placement.entries)))  # in the arena as on the device
+        del free
         while placements:
             placement = placements.popleft()
             if wanted.isdisjoint(id(entry.tensor) for entry in placement.entries):
@@ -113,7 +115,7 @@ class ResidencyContext:
             groups.append(group)
             del placement  # it keeps the memory that the weights came from
         self._adopt(fresh, keep_origin=keep_origin, pin_from=pin_from if self.pin_memory else None)
-        return list(dict.fromkeys(groups))
+        return sorted(dict.fromkeys(groups), key=lambda group: type_of(group.entries))
 
     def known_groups(self, entries: Iterable[Entry]) -> list[Group]:
         """Return the groups that some tensors are in now, complete or not."""
@@ -138,6 +140,7 @@ class ResidencyContext:
         used = {group.master.region for group in self._groups.values() if group.master is not None}
         for region in [region for region in self._regions if region not in used]:
             region.unpin()  # not left to the collector, in which an interrupt would be lost
+            self._regions.discard(region)
 
     @staticmethod
     def _owner(entry: Entry) -> "ResidencyContext | None":
@@ -179,16 +182,14 @@ class ResidencyContext:
         if pin and pin_from != LATE_PIN_BYTES and room is not None and PinnedMemory.cost(self.accelerator, total) > room:
             self.reserve_staging()
         while fresh:
-            if pin:
-                self._adopt_pinned(fresh, keep_origin=keep_origin)
-            if fresh:
+            if not pin or not self._adopt_pinned(fresh, keep_origin=keep_origin):
                 group, placement = fresh.popleft()
                 with torch.inference_mode(mode=False):
                     raw = placement.raw().cpu()  # the memory itself, where it is on the host
                 _adopt_one(group, placement, master_of(placement, raw), keep_origin=keep_origin)
 
-    def _adopt_pinned(self, fresh: deque[Fresh], *, keep_origin: bool) -> None:
-        """Take groups off the front as long as one region holds them; none where there is no room for the first."""
+    def _adopt_pinned(self, fresh: deque[Fresh], *, keep_origin: bool) -> bool:
+        """Take groups off the front as long as one region holds them; none (False) where there is no room for the first."""
         room, offsets, end = self._room(), list[int](), 0
         for _, placement in fresh:
             at = next_offset(placement, end)
@@ -199,13 +200,14 @@ class ResidencyContext:
             end = after
         region = self._pin(end)
         if region is None:
-            return
+            return False
         for at in offsets:
             group, placement = fresh.popleft()
             master = master_of(placement, region.slice(at, placement.nbytes), region, at)
             with torch.inference_mode(mode=False):
                 master.raw.copy_(placement.raw())
             _adopt_one(group, placement, master, keep_origin=keep_origin)
+        return True
 
     def _pin(self, nbytes: int) -> PinnedMemory | None:
         if nbytes == 0:
@@ -267,6 +269,7 @@ class ResidencyContext:
             self._staging = None
         for region in list(self._regions):
             region.unpin()
+            self._regions.discard(region)
 
 
 def _adopt_one(group: Group, placement: Placement, master: HostMaster, *, keep_origin: bool) -> None:

@@ -1,14 +1,14 @@
 """Device memory that groups' copies lie in, and the events that guard it."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 import torch
 
 from omni_offload.accelerator import Accelerator
 from omni_offload.residency.host import ByteMeter
-from omni_offload.residency.tensors import Shape, shape_of
+from omni_offload.residency.tensors import Shape, is_shaped, shape_of, view_of
 
 __all__ = ["DeviceBuffer", "DeviceCopy", "buffers_of"]
 
@@ -73,25 +73,31 @@ class DeviceCopy:
 
     Attributes:
         raw: The bytes.
-        views: Per entry of the group, the tensor on `raw` that stands for it.
         buffer: The allocation they lie in.
         offset: Where in the buffer.
-        shapes: Per view, what tells that a tensor is bound to it.
+        views: Per entry of the group, the tensor on `raw` that stands for it, and what tells that a tensor is bound to it. Made at
+            the first binding: the copy is on its way by then.
         versions: Version counters at the copy, or at the binding.
         fingerprint: Sampled values of the master at the copy; None: the bytes are not what the master is.
     """
 
     raw: torch.Tensor
-    views: tuple[torch.Tensor, ...]
     buffer: DeviceBuffer
     offset: int
-    shapes: tuple[Shape, ...] = attrs.field(init=False)
+    views: tuple[tuple[torch.Tensor, ...], tuple[Shape, ...]] | None = attrs.field(default=None, init=False)
     versions: list[int] = attrs.field(factory=list, init=False)
     fingerprint: list[int] | None = attrs.field(default=None, init=False)
 
-    @shapes.default
-    def _make_shapes(self) -> tuple[Shape, ...]:
-        return tuple(map(shape_of, self.views))
+    def make_views(self, likes: Sequence[torch.Tensor], offsets: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """Return the views, made once: shaped like given tensors, at given offsets (bytes)."""
+        if self.views is None:
+            views = tuple(view_of(self.raw, at, like) for like, at in zip(likes, offsets, strict=True))
+            self.views = views, tuple(map(shape_of, views))
+        return self.views[0]
+
+    def here(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Say of each tensor whether it is bound to the copy."""
+        return [False] * len(tensors) if self.views is None else [*map(is_shaped, tensors, self.views[1])]
 
 
 def buffers_of(copies: Iterable[DeviceCopy | None]) -> set[DeviceBuffer]:

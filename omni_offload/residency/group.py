@@ -69,7 +69,7 @@ class Group:
         """Whether every tensor is where the group bound it: at the device copy, or else at the master."""
         if not self.bound or self.copy is None:
             return self.intact()
-        return all(map(is_shaped, self._tensors, self.copy.shapes))
+        return all(self.copy.here(self._tensors))
 
     def repair(self) -> None:
         """Finish a binding to the master that an interrupt cut short; what the user has moved is left alone."""
@@ -97,9 +97,7 @@ class Group:
 
     def place(self, buffer: DeviceBuffer, offset: int) -> None:
         """Give the group room on the device; its bytes are not there yet."""
-        raw = buffer.take(self, offset, self.nbytes)
-        pairs = zip(self._tensors, self._offsets, strict=True)
-        self.copy = DeviceCopy(raw, tuple(view_of(raw, at, tensor) for tensor, at in pairs), buffer, offset)
+        self.copy = DeviceCopy(buffer.take(self, offset, self.nbytes), buffer, offset)
 
     def remember(self) -> None:
         """Note what the master is, as of now, for `current`."""
@@ -124,8 +122,8 @@ class Group:
 
     def bind(self, user: object) -> None:
         """Bind every tensor to the device copy, for one more user."""
-        copy = self.copy
-        if copy is None:
+        copy, master = self.copy, self.master
+        if copy is None or master is None:
             raise RuntimeError("a group without a device copy cannot be bound to it")
         if not self.bound:
             versions = self._versions()
@@ -135,9 +133,10 @@ class Group:
         elif not self.unsure:
             self.bound.add(user)
             return
+        views = copy.make_views(master.views, self._offsets)
         self.unsure = True
         self.bound.add(user)
-        self._bind_to(copy.views)
+        self._bind_to(views)
 
     def unbind(self, user: object, *, force: bool = False, copy_back: bool = False) -> int:
         """Let go of the device copy for one user; with the last, bind the tensors to the master again.
@@ -163,7 +162,7 @@ class Group:
         return moved
 
     def _to_master(self, master: HostMaster, copy: DeviceCopy, *, copy_back: bool) -> int:
-        here = [*map(is_shaped, self._tensors, copy.shapes)]
+        here = copy.here(self._tensors)
         if True not in here:
             if self.intact():
                 self.unsure = False

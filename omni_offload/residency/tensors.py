@@ -14,7 +14,7 @@ import torch
 
 from omni_offload.errors import OffloadConfigError
 
-__all__ = ["ALIGNMENT", "Entry", "Placement", "Shape", "align", "group_by_bytes", "is_shaped", "shape_of", "span_of", "view_of"]
+__all__ = ["ALIGNMENT", "Entry", "Placement", "Shape", "align", "group_by_bytes", "is_shaped", "shape_of", "span_of", "type_of", "view_of"]
 
 #: Bytes that every tensor's group is aligned to: below 16 results change in the last digit (measured: 4 and 8 bytes).
 ALIGNMENT = 64
@@ -76,6 +76,11 @@ class Entry:
     def always_written(self) -> bool:
         """Whether the tensor counts as written after every use: no counter, or a kernel that does not move it (batch norm)."""
         return not self.counters or (self.buffer_of is not None and self.buffer_of.training)
+
+
+def type_of(entries: Sequence[Entry]) -> str:
+    """Return what groups are sorted by: torch saves no two types that lie in one storage."""
+    return str(entries[0].tensor.dtype)
 
 
 @attrs.frozen(eq=False)

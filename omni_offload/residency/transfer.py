@@ -1,5 +1,6 @@
 """What travels to the device, and as which copies: groups that are neighbours on both sides are one copy."""
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +10,7 @@ from omni_offload.accelerator import Accelerator
 from omni_offload.residency.context import ResidencyContext
 from omni_offload.residency.device import DeviceBuffer, buffers_of
 from omni_offload.residency.group import Group
-from omni_offload.residency.tensors import align
+from omni_offload.residency.tensors import align, type_of
 
 __all__ = ["copy_in", "place", "transfers"]
 
@@ -19,15 +20,14 @@ Transfer = tuple[torch.Tensor, torch.Tensor, bool]
 
 
 def place(groups: Sequence[Group], accelerator: Accelerator, context: ResidencyContext) -> None:
-    """Give groups room on the device: one buffer, and one each for those that other residencies know too.
+    """Give groups room on the device: one buffer a type, and one each for those that other residencies know too.
 
     Raises:
         torch.OutOfMemoryError: As raised; the groups that have room keep it.
     """
-    own = [group for group in groups if len(group.users) <= 1]
-    for together in (own, *([group] for group in groups if len(group.users) > 1)):
-        if not together:
-            continue
+    shared = [[group] for group in groups if len(group.users) > 1]
+    own = itertools.groupby((group for group in groups if len(group.users) <= 1), key=lambda group: type_of(group.entries))
+    for together in (*(list(alike) for _, alike in own), *shared):
         buffer = DeviceBuffer(accelerator, sum(align(group.nbytes) for group in together), context.meter)
         offset = 0
         for group in together:

@@ -360,14 +360,30 @@ def test_a_hook_whose_post_forward_raises_is_left_and_those_around_it_see_the_er
     assert log[-4:] == ["c.post:forward", "b.post:forward", "b.error(RuntimeError):forward", "a.error(RuntimeError):forward"]
 
 
-def test_a_second_error_in_on_error_is_a_note_of_the_first(net, log):
+def test_a_second_error_in_on_error_is_a_note_of_the_first_and_the_hook_is_asked_twice(net, log):
     registry = HookRegistry.get_or_create(net)
     registry.register_hook("a", Log(log, "a."), methods=("fail",))
     registry.register_hook("b", Log(log, "b.", on_error=KeyError("second")), methods=("fail",))
     with pytest.raises(ValueError, match="own") as caught:
         net.fail()
-    assert caught.value.__notes__ == ["Log.on_error failed too: KeyError('second')"]
-    assert log[-1] == "a.error(ValueError):fail"
+    assert caught.value.__notes__ == ["Log.on_error failed too: KeyError('second')"] * 2
+    assert log[-3:] == ["b.error(ValueError):fail", "b.error(ValueError):fail", "a.error(ValueError):fail"]
+
+
+def test_an_interrupt_while_an_error_is_handled_wins_and_the_hook_is_left(net, log):
+    class Interrupted(Log):
+        def on_error(self, module, method, error):
+            super().on_error(module, method, error)
+            if isinstance(error, ValueError):
+                raise KeyboardInterrupt
+
+    registry = HookRegistry.get_or_create(net)
+    registry.register_hook("a", Log(log, "a."), methods=("fail",))
+    registry.register_hook("b", Interrupted(log, "b."), methods=("fail",))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        net.fail()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert log[-3:] == ["b.error(ValueError):fail", "b.error(KeyboardInterrupt):fail", "a.error(KeyboardInterrupt):fail"]
 
 
 def test_a_hook_that_fails_to_initialise_installs_nothing(net, log):

@@ -1,5 +1,6 @@
 """Failures and interrupts: the host state is intact, a retry works, and restore repairs what an interrupt left at any line."""
 
+import linecache
 import sys
 from pathlib import Path
 
@@ -147,7 +148,10 @@ def test_a_residency_whose_new_tensors_cannot_be_taken_in_still_gives_everything
 
 
 class Interrupt:
-    """Raise `KeyboardInterrupt` at the n-th line of the watched files that runs in a `with` block."""
+    """Raise `KeyboardInterrupt` at the n-th line of the watched files that runs in a `with` block.
+
+    Not at a `with` line itself: a trace function could raise there after the body and before `__exit__`, which a signal cannot.
+    """
 
     def __init__(self, n):
         self.left = n
@@ -164,7 +168,7 @@ class Interrupt:
         return self._lines if frame.f_code.co_filename.startswith(tuple(WATCHED)) else None
 
     def _lines(self, frame, event, arg):
-        if event == "line":
+        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
             self.left -= 1
             if self.left == -1:
                 self.at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
