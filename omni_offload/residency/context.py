@@ -237,23 +237,30 @@ class ResidencyContext:
         """
         if self._staging is not None or not self.pin_memory:
             return
-        size, left = _STAGING_BYTES, self._room()
-        if left is not None:
-            size = min(size, max((left + self.pinned_bytes) // 4, _STAGING_MIN_BYTES))
-            while size > _STAGING_MIN_BYTES and PinnedMemory.cost(self.accelerator, size) > left:
-                size //= 2
-            if PinnedMemory.cost(self.accelerator, size) > left:
-                if self.host_limit is None:
-                    return
-                raise OffloadConfigError(
-                    f"host_memory={self.host_limit} bytes leaves {left} for the staging ring that unpinned weights go through, "
-                    f"which needs {_STAGING_MIN_BYTES}; raise host_memory, or set pin_memory=False"
-                )
-            if self.host_limit is None:
-                logger.warning(
-                    "this process may use %s bytes of host memory, fewer than the weights: some of them stay pageable", self._ceiling
-                )
-        self._staging = StagingRing(self.accelerator, size)
+        left = self._room()
+        size = self._staging_bytes(left)
+        if self.host_limit is None and left is not None:
+            logger.warning(
+                "this process may use %s bytes of host memory, fewer than the weights: some of them stay pageable", self._ceiling
+            )
+        if size:
+            self._staging = StagingRing(self.accelerator, size)
+        elif self.host_limit is not None:
+            raise OffloadConfigError(
+                f"host_memory={self.host_limit} bytes leaves {left} for the staging ring that unpinned weights go through, "
+                f"which needs {_STAGING_MIN_BYTES}; raise host_memory, or set pin_memory=False"
+            )
+
+    def _staging_bytes(self, left: int | None) -> int:
+        """Return the size of the ring: a quarter of the limit or what is left of it, at most `_STAGING_BYTES`; 0: no room."""
+        if left is None:
+            return _STAGING_BYTES
+        size = min(_STAGING_BYTES, max((left + self.pinned_bytes) // 4, _STAGING_MIN_BYTES))
+        while PinnedMemory.cost(self.accelerator, size) > left:
+            if size == _STAGING_MIN_BYTES:
+                return 0
+            size = max(size // 2, _STAGING_MIN_BYTES)
+        return size
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool) -> None:
         """Queue a host-to-device copy of bytes, through the staging ring where the source is pageable and there is one."""

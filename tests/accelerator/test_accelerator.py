@@ -146,8 +146,8 @@ def test_a_device_without_host_registration_pins_powers_of_two_and_keeps_them(en
 def test_a_runtime_like_cudas_is_spoken_to_through_its_error_check(engine, monkeypatch):
     calls = []
     runtime = SimpleNamespace(
-        cudaHostRegister=lambda pointer, nbytes, flags: calls.append(("register", nbytes, flags)) or 0,
-        cudaHostUnregister=lambda pointer: calls.append(("unregister",)) or 0,
+        cudaHostRegister=lambda _pointer, nbytes, flags: calls.append(("register", nbytes, flags)) or 0,
+        cudaHostUnregister=lambda _pointer: calls.append(("unregister",)) or 0,
     )
     fake = SimpleNamespace(cudart=lambda: runtime, check_error=lambda code: calls.append(("checked", code)))
     monkeypatch.setattr(torch, "get_device_module", lambda _: fake)

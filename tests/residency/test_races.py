@@ -182,7 +182,7 @@ def test_without_the_wait_for_uses_a_race_is_found(block, device, monkeypatch):
 
 
 def test_without_the_wait_before_a_buffer_is_filled_again_a_race_is_found(block, device, monkeypatch):
-    monkeypatch.setattr(DeviceBuffer, "order_after_uses", lambda self: None)
+    monkeypatch.setattr(DeviceBuffer, "order_after_uses", lambda _: None)
     assert found(block, device)
 
 
