@@ -89,11 +89,10 @@ class DeviceCopy:
     fingerprint: list[int] | None = attrs.field(default=None, init=False)
 
     def make_views(self, likes: Sequence[torch.Tensor], offsets: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Return the views, made once: shaped like given tensors, at given offsets (bytes)."""
-        if self.views is None:
-            views = tuple(view_of(self.raw, at, like) for like, at in zip(likes, offsets, strict=True))
-            self.views = views, tuple(map(shape_of, views))
-        return self.views[0]
+        """Make the views and return them: shaped like given tensors, at given offsets (bytes)."""
+        views = tuple(view_of(self.raw, at, like) for like, at in zip(likes, offsets, strict=True))
+        self.views = views, tuple(map(shape_of, views))
+        return views
 
     def here(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Say of each tensor whether it is bound to the copy."""

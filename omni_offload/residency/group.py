@@ -84,7 +84,7 @@ class Group:
     def _bind_to(self, views: Iterable[torch.Tensor]) -> None:
         """Bind every tensor object to a view; the objects and their version counters stay."""
         self.unsure = True
-        for tensor, view in zip(self._tensors, views, strict=True):
+        for tensor, view in zip(self._tensors, views, strict=False):
             tensor.data = view
         self.unsure = False
 
@@ -133,7 +133,7 @@ class Group:
         elif not self.unsure:
             self.bound.add(user)
             return
-        views = copy.make_views(master.views, self._offsets)
+        views = copy.views[0] if copy.views is not None else copy.make_views(master.views, self._offsets)
         self.unsure = True
         self.bound.add(user)
         self._bind_to(views)
@@ -170,13 +170,13 @@ class Group:
                 copy.fingerprint = None
             return 0
         versions = self._versions()
-        written = copy_back or versions != copy.versions or any(entry.always_written() for entry in self._suspects)
+        written = copy_back or versions != copy.versions or (self._suspects and any(e.always_written() for e in self._suspects))
         if written:
             copy.fingerprint = None
             with torch.inference_mode(mode=False):
                 master.raw.copy_(copy.raw)
         self.unsure = True
-        for tensor, view, is_here in zip(self._tensors, master.views, here, strict=True):
+        for tensor, view, is_here in zip(self._tensors, master.views, here, strict=False):
             if is_here:
                 tensor.data = view
         self.unsure = False
