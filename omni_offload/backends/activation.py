@@ -3,8 +3,8 @@
 import threading
 from typing import TYPE_CHECKING
 
+from omni_offload.backends.failures import run_repeatable_steps
 from omni_offload.backends.owners import Member
-from omni_offload.cleanup import run_cleanup_steps
 
 if TYPE_CHECKING:
     from omni_offload.backends.rotation import Rotation
@@ -47,7 +47,7 @@ class Activation:
         """
         if error is not None:
             self.rotation.note_failure(error, self.member)
-        return run_cleanup_steps(
+        return run_repeatable_steps(
             [
                 (f"end the use of {self.member.name}", lambda: self.rotation.offload_when_done(self.member, self)),
                 ("let the next use in", lambda: self.rotation.lock.release(self)),

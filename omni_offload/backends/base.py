@@ -1,7 +1,6 @@
 """The lifecycle that every backend has, and the table of which backend manages which pipeline."""
 
 import abc
-import functools
 import logging
 import threading
 import weakref
@@ -12,8 +11,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from omni_offload.accelerator import Accelerator, resolve_device
+from omni_offload.backends.failures import raise_error
 from omni_offload.backends.foreign import refuse_foreign_offload
-from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.config import OffloadConfig
 from omni_offload.discovery import module_at, refuse_meta
 from omni_offload.errors import OffloadConfigError, OffloadStateError
@@ -131,9 +130,7 @@ class OffloadBackend(abc.ABC):
             if not self._touched:
                 return
             self.enabled = False  # first: what is half undone is not to be taken for enabled
-            error = self._uninstall(undo=False)
-            if error is not None:
-                raise error
+            raise_error(self._uninstall(undo=False))
             self._forget()
             logger.info("offload disabled: %s", self._plan.pipeline_class if self._plan else "")
 
@@ -256,12 +253,3 @@ class OffloadBackend(abc.ABC):
             del _BACKENDS[pipeline]
         self._pipeline = None
         self._touched = False
-
-
-def first_error(*errors: BaseException | None) -> BaseException | None:
-    """Return the first of some errors, with the others as notes."""
-    return run_cleanup_steps((type(error).__name__, functools.partial(_fail, error)) for error in errors if error is not None)
-
-
-def _fail(error: BaseException) -> None:
-    raise error

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from omni_offload.backends.activation import Activation
 from omni_offload.backends.calls import current_rotation
+from omni_offload.backends.failures import raise_error
 from omni_offload.backends.inputs import align_inputs, tensors_in
 from omni_offload.backends.owners import Member
 from omni_offload.backends.rotation import Rotation
@@ -68,8 +69,10 @@ class _EntryHook(ModelHook):
             return
         second = stack[-1].leave(error) if stack[-1] is not None else None
         stack.pop()
-        if second is not None:
-            raise second
+        try:
+            raise_error(second)
+        finally:
+            del second  # no cycle with its traceback
 
     def _handled_elsewhere(self) -> bool:
         """Whether another pipeline, which shares the component, runs the call (or else the use) that this use belongs to."""
@@ -134,9 +137,7 @@ class EntryHooks:
 
     def renew(self) -> None:
         """Hook the components as they are now."""
-        error = self.remove()
-        if error is not None:
-            raise error
+        raise_error(self.remove())
         self.install()
 
     def remove(self) -> BaseException | None:

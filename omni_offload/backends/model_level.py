@@ -8,10 +8,11 @@ from typing import Any
 from typing_extensions import override
 
 from omni_offload.backends.activation import Activation
-from omni_offload.backends.base import OffloadBackend, first_error
+from omni_offload.backends.base import OffloadBackend
 from omni_offload.backends.calls import enter_call, leave_call
 from omni_offload.backends.entry import EntryHooks
 from omni_offload.backends.explain import explain
+from omni_offload.backends.failures import first_error, raise_error
 from omni_offload.backends.rotation import Member, Rotation
 from omni_offload.backends.summary import summarise_members, summarise_residencies
 from omni_offload.cleanup import run_cleanup_steps
@@ -216,8 +217,10 @@ def _on_device(rotation: Rotation, members: list[Member]) -> Iterator[None]:
         finally:  # where that was interrupted
             for activation in reversed(activations):
                 activation.leave()
-        if second is not None and failure is None:
-            raise second
-        if second is not None and failure is not None:
-            failure.add_note(f"ending on_device failed too: {second!r}")
-        del failure
+        try:
+            if failure is None:
+                raise_error(second)
+            elif second is not None:
+                failure.add_note(f"ending on_device failed too: {second!r}")
+        finally:
+            del failure, second  # no cycles with their tracebacks

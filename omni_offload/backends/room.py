@@ -82,6 +82,10 @@ class Room:
                 "checked when offload is enabled"
             )
 
+    def clear(self, group: Sequence[Member]) -> bool:
+        """Evict everything idle but a group, for a device that holds less than the budget says; returns whether anything left."""
+        return sum(member.owner.evict() for member in self._fetched() if member not in group) > 0
+
     def fetch_ahead(self) -> None:
         """Fetch the next component that is not there, where the budget holds it; running out of memory only costs time.
 

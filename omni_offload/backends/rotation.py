@@ -6,13 +6,14 @@ Every strategy uses it, and the mixin's own pair of methods. One rotation manage
 import functools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from omni_offload.accelerator import Accelerator
 from omni_offload.backends.activation import Activation
+from omni_offload.backends.failures import first_error, raise_error, run_repeatable_steps
 from omni_offload.backends.lock import CallLock
 from omni_offload.backends.owners import Member, close_unused, owner_of
 from omni_offload.backends.room import Room
@@ -124,10 +125,7 @@ class Rotation:
 
     def abandon(self) -> None:
         """Give up everything for a pipeline that is gone."""
-        error = self.hooks.remove() if self.hooks is not None else None
-        error = self.give_up() or error
-        if error is not None:
-            raise error
+        raise_error(first_error(self.hooks.remove() if self.hooks is not None else None, self.give_up()))
 
     # ---- use ---------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +155,7 @@ class Rotation:
         self._clock += 1
         member.last_use = self._clock
         ahead, owner.fetched_ahead = owner.fetched_ahead, False
-        copied = owner.activate(activation)
+        copied = self._activate(group, activation)
         owner.residency.counters.misses += copied
         owner.residency.counters.prefetch_hits += ahead and not copied
         for other in group[1:]:
@@ -166,6 +164,16 @@ class Rotation:
             other.owner.fetched_ahead = False
         self.room.order.use(member.name)
         self.room.fetch_ahead()
+
+    def _activate(self, group: Sequence[Member], activation: Activation) -> bool:
+        owner = group[0].owner
+        try:
+            return owner.activate(activation)
+        except torch.OutOfMemoryError:
+            owner.deactivate(activation)
+            if not self.room.clear(group):
+                raise
+        return owner.activate(activation)  # with what was kept or fetched ahead out of the way
 
     def offload_when_done(self, member: Member, activation: Activation) -> None:
         """End an activation: the weights are their masters again; the device copies stay until others need the room."""
@@ -224,7 +232,7 @@ class Rotation:
         if outermost:
             steps += [("settle", self._settle)] if failed else [("learn the order", self.room.order.end)]
             steps += [(f"release {m.name}", functools.partial(self._release, m)) for m in self.members.values() if not m.stays]
-        error = run_cleanup_steps([*steps, ("end the call", functools.partial(self._leave, call))])
+        error = first_error(run_repeatable_steps(steps), run_cleanup_steps([("end the call", functools.partial(self._leave, call))]))
         if error is None and outermost:
             self._unsettled = False
         return error

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from omni_offload import OffloadStateError
-from omni_offload.backends.base import first_error
+from omni_offload.backends.failures import first_error
 from omni_offload.backends.calls import current_rotation, enter_call, leave_call
 from omni_offload.backends.foreign import refuse_foreign_offload
 from omni_offload.backends.inputs import align_inputs, tensors_in

@@ -59,7 +59,9 @@ def test_disable_in_any_order(two, x, kit, first):
 
 
 @pytest.mark.parametrize(
-    ("keys", "device_name"), [({"pin_memory": False}, "sim"), ({}, "sim:1"), ({"components": ["dit"]}, "sim")], ids=["pinning", "device", "treatment"]
+    ("keys", "device_name"),
+    [({"pin_memory": False}, "sim"), ({}, "sim:1"), ({"components": ["dit"]}, "sim")],
+    ids=["pinning", "device", "treatment"],
 )
 def test_conflicting_owners_are_refused(two, x, kit, keys, device_name):
     """Another device, pinning or treatment is refused, and the second pipeline is as it was."""
@@ -324,8 +326,6 @@ def test_a_replacement_larger_than_the_budget(pipe, x, kit, expected):
     pipe.vae = small
     assert torch.equal(pipe(x).cpu(), expected)
     pipe.disable_omni_offload()
-
-
 
 
 def test_one_module_under_two_names(kit, device, x):
