@@ -1,7 +1,8 @@
 """`OmniWanPipeline`: declares what a Wan text-to-video pipeline is made of, and inherits the rest."""
 
+import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from diffusers import WanPipeline
 
@@ -29,3 +30,12 @@ class OmniWanPipeline(OmniOffloadMixin, WanPipeline):  # type: ignore[misc]  # t
         "vae": ("encode", "decode"),
         "": ("encode_prompt",),
     }
+
+    @functools.wraps(WanPipeline.__call__)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the pipeline; after an error the VAE lets go of the features that it keeps between frames, which are on the device."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except BaseException:
+            self.vae.clear_cache()
+            raise
