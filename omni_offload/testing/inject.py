@@ -1,5 +1,6 @@
 """Faults, made on purpose: failing uses, allocations, registrations, and interrupts at a chosen line."""
 
+import dis
 import inspect
 import sys
 from collections import Counter
@@ -29,6 +30,7 @@ __all__ = [
     "refuse_allocation",
 ]
 
+_LOAD_CONST = dis.opmap["LOAD_CONST"]
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -167,10 +169,20 @@ def code_files(pipeline: Any) -> Callable[[str], bool]:
     return holds
 
 
+def _leaves_a_with(frame: FrameType) -> bool:
+    """Whether a line is executed to leave its `with` block.
+
+    Python looks for signals after calls and at jumps back, so that no real interrupt lands between the end of a body and its
+    `__exit__`: such a line begins with loading three times None, the arguments.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    return [code[index] for index in range(at, min(at + 6, len(code)), 2)] == [_LOAD_CONST] * 3
+
+
 @contextmanager
 def _tracing(holds: Callable[[str], bool], on_line: Callable[[FrameType], None]) -> Iterator[None]:
     def local(frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == "line":
+        if event == "line" and not _leaves_a_with(frame):
             on_line(frame)
         return local
 
