@@ -30,8 +30,22 @@ def test_the_text_is_a_table():
     """One line a component, a head and a total, in MiB."""
     lines = str(REPORT).splitlines()
     assert lines[0] == "model_level: peak 3.00 MiB on sim:0, 1.00 MiB pinned (sizes in MiB)"
-    assert lines[1].split() == "component treatment weights resident pinned mapped in out loads hits misses wasted transfer".split()
-    assert lines[2].split() == "text_encoder rotate 2.00 0.00 0.00 0.00 4.00 0.00 2 1 1 0 overlapped".split()
+    assert lines[1].split() == [
+        "component",
+        "treatment",
+        "weights",
+        "resident",
+        "pinned",
+        "mapped",
+        "in",
+        "out",
+        "loads",
+        "hits",
+        "misses",
+        "wasted",
+        "transfer",
+    ]
+    assert lines[2].split() == ["text_encoder", "rotate", "2.00", "0.00", "0.00", "0.00", "4.00", "0.00", "2", "1", "1", "0", "overlapped"]
     assert lines[3].split()[-2:] == ["3", "serial"]
     assert lines[4].split()[:2] == ["total", "2.50"]
     assert not any(line.endswith(" ") for line in lines)

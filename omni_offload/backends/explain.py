@@ -67,8 +67,7 @@ class _Weights:
                 self._names[id(module)] = (member.name, ", ".join(f"{path}.{name}" for name in tensors) or path)
             for name, tensor in member.owner.residency.tensors():
                 self._names[id(tensor)] = (member.name, name)
-                if tensor.numel() and tensor.is_contiguous():
-                    self._spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, (member.name, name)))
+                self._spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, (member.name, name)))
 
     def find(self, value: Any) -> tuple[str, str] | None:
         """Return component and name of a tensor, of a view of one, or of a module; None for anything else."""

@@ -244,8 +244,7 @@ class Rotation:
             self.lock.release(token)
 
     def _leave(self, call: object) -> None:
-        if call in self.calls:
-            del self.calls[self.calls.index(call) :]
+        del self.calls[self.calls.index(call) :]
         if not self.calls:
             self._failures.clear()
         self.lock.release(call)

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -81,6 +80,8 @@ def _run(backend: OffloadBackend, work: Callable[..., Any], args: tuple[Any, ...
                     raise instead from error
             finally:
                 del instead
+    except BaseException as caught:
+        backend.end_call(token, error=caught)  # where the first was interrupted; else it does nothing
+        raise
     finally:
         del error  # a frame that holds its own error keeps device tensors alive
-        backend.end_call(token, error=sys.exc_info()[1])  # where the first was interrupted; else it does nothing

@@ -73,7 +73,7 @@ class Pipe(OmniOffloadMixin):
         self.text_encoder = Encoder().requires_grad_(False)
         self.transformer = Transformer().requires_grad_(False)
         self.vae = Vae().requires_grad_(False)
-        self.on_step = lambda step, x: x
+        self.on_step = lambda _, x: x
         self.steps = 3
 
     def encode_prompt(self, x):
@@ -162,8 +162,8 @@ def whole(kit):
     """Check that nothing of the framework is left on a pipeline."""
 
     def check(pipe, x, expected):
-        backend = pipe.offload_backend
-        assert backend is None
+        gc.collect()  # what an interrupt's traceback held
+        assert pipe.offload_backend is None
         assert kit.where(pipe) == set()
         assert kit.hooks(pipe) == []
         assert (sim.allocated(), sim.pinned_bytes()) == (0, 0)

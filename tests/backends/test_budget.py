@@ -130,7 +130,7 @@ def test_edits_are_in_force_at_the_next_use(kit, device, x, edit, when, keys):
     edit(plain)
     want = plain(x)
     assert torch.equal(pipe(x).cpu(), want)
-    pipe.on_step = lambda step, y: y
+    pipe.on_step = lambda _, y: y
     assert torch.equal(pipe(x).cpu(), want)
     pipe.disable_omni_offload()
     assert torch.equal(pipe(x), want)
@@ -152,7 +152,7 @@ def test_an_adapter_beyond_the_budget_is_refused(pipe, x, kit):
     """A component that has grown is measured again before it is fetched."""
     pipe.enable_omni_offload(device="sim", device_memory=kit.padded(pipe.transformer))
     pipe.transformer.more = nn.Linear(64, 64).requires_grad_(False)
-    with pytest.raises(OffloadStateError, match="transformer needs .* beside what stays on the device"):
+    with pytest.raises(OffloadStateError, match=r"transformer needs .* beside what stays on the device"):
         pipe(x)
     del pipe.transformer.more
     pipe(x)

@@ -1,6 +1,4 @@
 import contextlib
-import dis
-import functools
 import gc
 import linecache
 import sys
@@ -15,17 +13,11 @@ from omni_offload.testing import sim
 CONFIGS = [{}, {"device_memory": "1MiB", "keep_between_calls": True}, {"pin_memory": False, "components": ["dit", "vae"]}]
 
 
-@functools.cache
-def leaves_with(code, offset):
-    """Whether a line event stands before the `__exit__` of a `with`: the interpreter handles no signal there, so no interrupt lands."""
-    instructions = [i for i in dis.get_instructions(code) if i.offset >= offset][:3]
-    line = next((i.positions.lineno for i in instructions if i.positions), None)
-    nones = all(i.opname == "LOAD_CONST" and i.argval is None for i in instructions)
-    return nones and linecache.getline(code.co_filename, line or 0).lstrip().startswith("with ")
-
-
 class Interrupter:
-    """Raise KeyboardInterrupt at the n-th line that the framework runs."""
+    """Raise KeyboardInterrupt at the n-th line that the framework runs.
+
+    The second line event of a `with` statement stands before its `__exit__`, where the interpreter handles no signal: it is left out.
+    """
 
     def __init__(self, at, error=KeyboardInterrupt):
         self.left = at
@@ -33,14 +25,22 @@ class Interrupter:
         self.done = False
 
     def _trace(self, frame, event, arg):
-        if "/omni_offload/" not in frame.f_code.co_filename or "/testing/" in frame.f_code.co_filename:
+        path = frame.f_code.co_filename
+        if "/omni_offload/" not in path or "/testing/" in path:
             return None
-        if event == "line" and not self.done and not leaves_with(frame.f_code, frame.f_lasti):
-            self.left -= 1
-            if self.left < 0:
-                self.done = True
-                raise self.error
-        return self._trace
+        entered = set()
+
+        def trace(frame, event, arg):
+            if event == "line" and not self.done and frame.f_lineno not in entered:
+                if linecache.getline(path, frame.f_lineno).lstrip().startswith("with "):
+                    entered.add(frame.f_lineno)
+                self.left -= 1
+                if self.left < 0:
+                    self.done = True
+                    raise self.error
+            return trace
+
+        return trace
 
     def __enter__(self):
         self._former = sys.gettrace()
@@ -72,7 +72,7 @@ def interrupt():
 
 
 @pytest.mark.parametrize("keys", CONFIGS, ids=str)
-@pytest.mark.parametrize("stride", [97, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("stride", [397, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_enable_interrupted_at_every_line(pipe, x, expected, interrupt, whole, keys, stride):
     """After an interrupt at any line of enable, disable() repairs, and the next enable works."""
 
@@ -90,7 +90,7 @@ def test_enable_interrupted_at_every_line(pipe, x, expected, interrupt, whole, k
 
 
 @pytest.mark.parametrize("keys", CONFIGS, ids=str)
-@pytest.mark.parametrize("stride", [211, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("stride", [397, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_enable_again_repairs(pipe, x, expected, interrupt, keys, stride):
     """Enabling again after an interrupted enable repairs first."""
 
@@ -108,7 +108,7 @@ def test_enable_again_repairs(pipe, x, expected, interrupt, keys, stride):
 
 
 @pytest.mark.parametrize("keys", CONFIGS, ids=str)
-@pytest.mark.parametrize("stride", [97, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("stride", [397, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_disable_interrupted_at_every_line(pipe, x, expected, interrupt, whole, keys, stride):
     """After an interrupt at any line of disable, disable() repairs."""
     pipe.enable_omni_offload(device="sim", **keys)
@@ -162,7 +162,7 @@ def test_disable_after_an_interrupted_call(pipe, x, expected, interrupt, whole, 
 
 
 @pytest.mark.parametrize("use", ["vae.decode", "on_device"])
-@pytest.mark.parametrize("stride", [53, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("stride", [151, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_use_outside_a_call_interrupted(pipe, x, expected, interrupt, whole, use, stride):
     """After an interrupt at any line of a use outside a call disable() repairs."""
 
@@ -222,6 +222,7 @@ def test_every_allocation_of_a_call_fails_in_turn(pipe, x, expected, keys):
     """A failed allocation either fails the call, and the next is right, or was a prefetch and only cost time."""
     pipe.enable_omni_offload(device="sim", **keys)
     failed = survived = 0
+    notes = None
     for at in range(200):
         pipe.offload_backend.release()
         sim.configure(fail_alloc_in=at)
@@ -229,13 +230,14 @@ def test_every_allocation_of_a_call_fails_in_turn(pipe, x, expected, keys):
             y = pipe(x).cpu()
         except torch.OutOfMemoryError as error:
             failed += 1
-            assert not getattr(error, "__notes__", None)
+            notes = getattr(error, "__notes__", None)
         else:
             assert torch.equal(y, expected)
             if sim.current_settings().fail_alloc_in >= 0:
                 break
             survived += 1
         sim.configure(fail_alloc_in=-1)
+        assert notes is None
         assert torch.equal(pipe(x).cpu(), expected)
     sim.configure(fail_alloc_in=-1)
     assert failed
@@ -265,7 +267,7 @@ def test_an_error_anywhere_passes_as_it_is(pipe, x, expected, kit, error, place)
     assert kit.where(pipe) == set()
     assert {c.resident_bytes for c in pipe.offload_report.components} == {0}
     assert not getattr(error, "__notes__", None)
-    pipe.on_step = lambda step, y: y
+    pipe.on_step = lambda _, y: y
     if handle is not None:
         handle.remove()
     assert torch.equal(pipe(x).cpu(), expected)
@@ -277,7 +279,7 @@ def test_a_traceback_keeps_no_weights_on_the_device(pipe, x):
     """An error that is kept does not keep the framework's device buffers."""
     pipe.enable_omni_offload(device="sim")
     kept = None
-    pipe.on_step = lambda step, y: 1 / 0
+    pipe.on_step = lambda *_: 1 / 0
     try:
         pipe(x)
     except ZeroDivisionError as error:
@@ -292,10 +294,10 @@ def test_a_traceback_keeps_no_weights_on_the_device(pipe, x):
 def test_disable_within_a_call_is_refused(pipe, x, expected):
     """A call's own thread cannot pull the weights from under it."""
     backend = pipe.enable_omni_offload(device="sim")
-    pipe.on_step = lambda step, y: pipe.disable_omni_offload()
+    pipe.on_step = lambda *_: pipe.disable_omni_offload()
     with pytest.raises(OffloadStateError, match="disable was asked for while a call on the pipeline runs in this thread"):
         pipe(x)
-    pipe.on_step = lambda step, y: y
+    pipe.on_step = lambda _, y: y
     assert backend.enabled
     with pipe.on_device("vae"), pytest.raises(OffloadStateError, match="disable was asked for"):
         backend.shutdown()

@@ -103,7 +103,7 @@ def test_weights_found_on_the_device(backend, pipe, x, expected, kit):
     pipe.vae.to("sim")
     pointer = pipe.vae.dec.weight.data_ptr()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("omni_offload.backends.rotation.Rotation.commit", lambda self: 1 / 0)
+        patch.setattr("omni_offload.backends.rotation.Rotation.commit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             backend.enable(pipe)
     assert pipe.vae.dec.weight.device.type == "sim"
@@ -118,8 +118,8 @@ def test_weights_found_on_the_device(backend, pipe, x, expected, kit):
 def test_a_roll_back_that_fails_says_so(backend, pipe, x, expected, whole):
     """Where rolling back fails too, the error says what to do, and disable() repairs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("omni_offload.backends.rotation.Rotation.prepare", lambda self: 1 / 0)
-        patch.setattr("omni_offload.backends.rotation.Rotation.give_up", lambda self, undo: ValueError("stuck"))
+        patch.setattr("omni_offload.backends.rotation.Rotation.prepare", lambda *_: 1 / 0)
+        patch.setattr("omni_offload.backends.rotation.Rotation.give_up", lambda *_, **__: ValueError("stuck"))
         with pytest.raises(ZeroDivisionError) as info:
             backend.enable(pipe)
     assert "rolling back failed too (ValueError('stuck')); call disable() on Pipe" in info.value.__notes__[0]
@@ -132,7 +132,7 @@ def test_a_disable_that_fails_can_be_repeated(backend, pipe, x, expected, whole)
     """A step that fails is raised after all steps; the pipeline is not taken for enabled, and disable() repairs."""
     backend.enable(pipe)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("omni_offload.hooks.HookRegistry.remove_hook", lambda self, name: 1 / 0)
+        patch.setattr("omni_offload.hooks.HookRegistry.remove_hook", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             backend.disable()
     assert not backend.enabled
@@ -148,7 +148,7 @@ def test_plans(device, pipe, kit, x, expected):
     assert backend.plan is plan
     assert torch.equal(pipe(x).cpu(), expected)
     backend.disable()
-    with pytest.raises(OffloadConfigError, match="(?s)the plan given is not one for this Pair; .*transformer_2"):
+    with pytest.raises(OffloadConfigError, match=r"(?s)the plan given is not one for this Pair; .*transformer_2"):
         ModelLevelOffloadBackend(MODULE, device, plan=plan).enable(kit.Pair())
     streaming = tuple(attrs.evolve(c, treatment=Treatment.STREAM) if c.path == "transformer" else c for c in plan.components)
     with pytest.raises(OffloadConfigError, match="streams transformer, which model-level offload cannot"):
@@ -171,15 +171,15 @@ def test_ending_a_call_may_fail(backend, pipe, x):
     backend.enable(pipe)
     want = pipe(x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("omni_offload.backends.rotation.Rotation._release", lambda self, member: 1 / 0)
+        patch.setattr("omni_offload.backends.rotation.Rotation._release", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pipe(x)
-        pipe.on_step = lambda *_: [][1]
-        with pytest.raises(IndexError) as info:
+        pipe.on_step = lambda *_: {}[1]
+        with pytest.raises(KeyError) as info:
             pipe(x)
         assert "ending the call failed too: ZeroDivisionError" in info.value.__notes__[0]
-    pipe.on_step = lambda step, y: y
-    info = None
+    pipe.on_step = lambda _, y: y
+    del info
     assert torch.equal(pipe(x), want)
     del want
     backend.disable()
@@ -200,7 +200,7 @@ def test_ending_on_device_may_fail(backend, pipe):
                     raise error
             if error:
                 assert "ending on_device failed too: ZeroDivisionError" in error.__notes__[0]
-        info = None
+        del info
     backend.disable()
 
 
@@ -294,7 +294,7 @@ def test_a_failing_hand_written_enable_is_undone(mine):
     assert mine.log == ["enable", "disable"]
     assert mine.offload_backend is None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModuleResidency, "restore", lambda self: 1 / 0)
+        patch.setattr(ModuleResidency, "restore", lambda *_: 1 / 0)
         with pytest.raises(ValueError, match="boom"):
             mine.enable_omni_offload(device="sim")
     mine.disable_omni_offload()

@@ -4,14 +4,15 @@ import collections
 import dataclasses
 import threading
 import types
+import typing
 
 import pytest
 import torch
 from torch import nn
 
 from omni_offload import OffloadStateError
-from omni_offload.backends.failures import first_error
 from omni_offload.backends.calls import current_rotation, enter_call, leave_call
+from omni_offload.backends.failures import first_error
 from omni_offload.backends.foreign import refuse_foreign_offload
 from omni_offload.backends.inputs import align_inputs, tensors_in
 from omni_offload.backends.lock import CallLock
@@ -24,6 +25,11 @@ SIM = "sim:0"
 class Frozen:
     x: torch.Tensor
     n: int = 3
+
+
+class Named(typing.NamedTuple):
+    p: torch.Tensor
+    q: int
 
 
 class Output(collections.OrderedDict):
@@ -41,8 +47,8 @@ class Output(collections.OrderedDict):
         lambda t: [1, t],
         lambda t: (t, "a"),
         lambda t: {"a": {"b": t}},
-        lambda t: collections.namedtuple("N", "p q")(t, 1),
-        lambda t: Frozen(t),
+        lambda t: Named(t, 1),
+        Frozen,
         lambda t: collections.defaultdict(list, a=t),
         lambda t: collections.UserDict(a=t),
         lambda t: Output(a=t),
@@ -174,7 +180,7 @@ def test_the_lock_lets_others_wait():
 def test_a_brief_hold_is_no_call():
     """`run` excludes other threads, ends on an error, and is not a call."""
     lock = CallLock("p")
-    assert lock.run(lambda: lock.in_call()) is False
+    assert lock.run(lock.in_call) is False
     with pytest.raises(ZeroDivisionError):
         lock.run(lambda: 1 / 0)
     in_thread(lambda: lock.run(lambda: None)).join(5)

@@ -67,7 +67,7 @@ def test_conflicting_owners_are_refused(two, x, kit, keys, device_name):
     """Another device, pinning or treatment is refused, and the second pipeline is as it was."""
     a, b = two
     a.enable_omni_offload(device="sim")
-    with pytest.raises(OffloadStateError, match="'text_encoder'.*managed for another pipeline as 'text_encoder'.*was asked for"):
+    with pytest.raises(OffloadStateError, match=r"'text_encoder'.*managed for another pipeline as 'text_encoder'.*was asked for"):
         b.enable_omni_offload(device=device_name, **keys)
     assert b.offload_backend is None
     assert kit.hooks(b) == kit.hooks(a)[: len(kit.hooks(b))]
@@ -220,7 +220,7 @@ def test_a_component_is_used_within_another_pipelines_call(two, x):
     a, b = two
     want = b.vae.encode(x)
     got = []
-    a.on_step = lambda step, y: (got.append(b.vae.encode(x).cpu()), a.text_encoder(y), y)[2]
+    a.on_step = lambda _, y: (got.append(b.vae.encode(x).cpu()), a.text_encoder(y), y)[2]
     a.enable_omni_offload(device="sim")
     b.enable_omni_offload(device="sim")
     a(x)
@@ -279,7 +279,8 @@ def test_a_replaced_component_is_managed(pipe, x, kit):
     y = pipe(x)
     assert y.device.type == "sim"
     assert [c.name for c in pipe.offload_report.components] == ["text_encoder", "transformer", "vae"]
-    assert "decode" not in old.__dict__ and "decode" in new.__dict__
+    assert "decode" not in old.__dict__
+    assert "decode" in new.__dict__
     pipe.disable_omni_offload()
     assert torch.equal(pipe(x), y.cpu())
     assert kit.hooks(pipe) == []
@@ -309,7 +310,7 @@ def test_a_replacement_that_cannot_be_managed(pipe, x, expected):
     with torch.device("meta"):
         pipe.vae = type(good)()
     for _ in range(2):
-        with pytest.raises(OffloadConfigError, match="vae.*meta"):
+        with pytest.raises(OffloadConfigError, match=r"vae.*meta"):
             pipe(x)
     pipe.vae = good
     assert torch.equal(pipe(x).cpu(), expected)
@@ -350,7 +351,7 @@ def test_one_module_under_two_names(kit, device, x):
     with pipe.on_device("text_encoder_2"):
         assert kit.where(pipe) == {"text_encoder", "text_encoder_2"}
     pipe.text_encoder_2 = kit.Encoder()
-    with pytest.raises(OffloadStateError, match="'text_encoder' and 'text_encoder_2' were one module"):
+    with pytest.raises(OffloadStateError, match=r"'text_encoder' and 'text_encoder_2' were one module"):
         pipe(x)
     backend.disable()
 

@@ -137,8 +137,8 @@ def test_a_module_pipeline(calls):
     ("method", "text"),
     [
         (staticmethod(lambda x: x), "staticmethod"),
-        (property(lambda self: 1), "property"),
-        (classmethod(lambda cls: 1), "classmethod"),
+        (property(lambda _: 1), "property"),
+        (classmethod(lambda _: 1), "classmethod"),
     ],
 )
 def test_what_is_no_plain_method_is_refused(method, text):
@@ -186,7 +186,7 @@ def test_a_refused_call_is_not_begun(device, monkeypatch):
     pipe = Pipe()
     with pipe.enable_omni_offload(device="sim") as backend:
         with monkeypatch.context() as patch:
-            patch.setattr(type(backend), "begin_call", lambda self, token: 1 / 0)
+            patch.setattr(type(backend), "begin_call", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 pipe(X)
         assert pipe(X).device.type == "sim"

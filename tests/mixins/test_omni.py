@@ -85,7 +85,7 @@ def test_a_plan_is_carried_out(pipe):
 def test_another_request_while_enabled_is_refused(pipe, first, second):
     """Another setting or device needs a disable first."""
     backend = pipe.enable_omni_offload(**{"device": "sim", **first})
-    with pytest.raises(OffloadStateError, match="Pipe is offloaded on sim:0 with .* was asked for"):
+    with pytest.raises(OffloadStateError, match=r"Pipe is offloaded on sim:0 with .* was asked for"):
         pipe.enable_omni_offload(**{"device": "sim", **second})
     assert pipe.offload_backend is backend
 
