@@ -68,10 +68,7 @@ def host_memory_limit() -> int | None:
     """Return the most host memory (bytes) that this process may use: its control groups' limits, else the machine's memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
     for path in _limit_files():
-        try:
-            text = path.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
+        text = path.read_text(encoding="ascii").strip() if path.is_file() else ""
         if text.isdigit():
             limits.append(int(text))
     return min(limits, default=None)
@@ -79,10 +76,8 @@ def host_memory_limit() -> int | None:
 
 def _limit_files() -> list[Path]:
     """Return the files that may limit this process: of its own control group (version 2) and all above it, and of version 1."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
+    table = Path("/proc/self/cgroup")
+    lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
     own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
     group = _CGROUPS / own
     above = [group, *group.parents]

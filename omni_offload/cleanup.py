@@ -1,6 +1,7 @@
 """Cleanup that finishes: every step runs, whatever a step raises."""
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable
 
 __all__ = ["run_cleanup_steps"]
@@ -23,7 +24,8 @@ def run_cleanup_steps(steps: Iterable[tuple[str, Callable[[], None]]]) -> BaseEx
         try:
             step()
         except BaseException as error:  # noqa: BLE001  (an interrupt must not skip the remaining steps)
-            logger.warning("cleanup step %r failed: %s", name, repr(error))  # not the error: its frames hold device memory
+            logger.warning("cleanup step %r failed: %s", name, repr(error))
+            traceback.clear_frames(error.__traceback__)  # whoever keeps the error must not keep what the step held, on the device
             if first is None:
                 first = error
             elif error is not first:
@@ -31,4 +33,4 @@ def run_cleanup_steps(steps: Iterable[tuple[str, Callable[[], None]]]) -> BaseEx
     try:
         return first
     finally:
-        first = None  # the error's traceback holds this frame: a cycle would keep what its frames hold until the next collection
+        first = None  # the error's traceback holds this frame: no cycle

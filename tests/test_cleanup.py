@@ -1,6 +1,7 @@
 """Cleanup that finishes."""
 
 import logging
+import weakref
 
 import pytest
 
@@ -62,3 +63,19 @@ def test_each_failure_is_logged_by_the_name_of_its_step(caplog):
         "cleanup step 'free slots' failed: ValueError('one')",
         "cleanup step 'remove hooks' failed: ValueError('two')",
     ]
+
+
+def test_the_error_keeps_nothing_alive_that_the_failed_step_held():
+    class Held:
+        pass
+
+    held = []
+
+    def step():
+        here = Held()
+        held.append(weakref.ref(here))
+        raise ValueError("one")
+
+    error = run_cleanup_steps([("a", step)])
+    assert isinstance(error, ValueError)
+    assert held[0]() is None
