@@ -30,6 +30,7 @@ __all__ = [
     "refuse_allocation",
 ]
 
+_NOP = dis.opmap["NOP"]
 _LOAD_CONST = dis.opmap["LOAD_CONST"]
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -169,20 +170,20 @@ def code_files(pipeline: Any) -> Callable[[str], bool]:
     return holds
 
 
-def _leaves_a_with(frame: FrameType) -> bool:
-    """Whether a line is executed to leave its `with` block.
+def _out_of_reach(frame: FrameType) -> bool:
+    """Whether no real interrupt lands on a line: Python looks for signals after calls and at jumps back only.
 
-    Python looks for signals after calls and at jumps back, so that no real interrupt lands between the end of a body and its
-    `__exit__`: such a line begins with loading three times None, the arguments.
+    That is so between the end of a `with` block's body and its `__exit__` (the line then begins with loading None three times,
+    the arguments), and at a `try:` that begins the body (which does nothing, and is not yet guarded by the block).
     """
     code, at = frame.f_code.co_code, frame.f_lasti
-    return [code[index] for index in range(at, min(at + 6, len(code)), 2)] == [_LOAD_CONST] * 3
+    return code[at] == _NOP or [code[index] for index in range(at, min(at + 6, len(code)), 2)] == [_LOAD_CONST] * 3
 
 
 @contextmanager
 def _tracing(holds: Callable[[str], bool], on_line: Callable[[FrameType], None]) -> Iterator[None]:
     def local(frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == "line" and not _leaves_a_with(frame):
+        if event == "line" and not _out_of_reach(frame):
             on_line(frame)
         return local
 

@@ -230,11 +230,14 @@ class HandWritten(Declared, OmniOffloadMixin, Base):
             self.calls = before + 1
             yield
         finally:
-            self.calls = before
-            self.end_call()
+            try:
+                self.end_call(before)
+            finally:
+                self.end_call(before)  # again: an interrupt cuts one of them short
 
-    def end_call(self):
-        if self.residencies is not None and not self.calls:
+    def end_call(self, before):
+        self.calls = before
+        if self.residencies is not None and not before:
             self.evict()
 
     def require_originals(self):

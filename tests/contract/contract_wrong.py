@@ -698,8 +698,7 @@ class CleansUpAtTheEnd(HandWritten):
         before = self.calls
         self.calls = before + 1
         yield
-        self.calls = before
-        self.end_call()
+        self.end_call(before)
 
 
 @wrong("check_failing_callback")
@@ -789,11 +788,9 @@ class CountsWithoutRepair(HandWritten):
         try:
             yield
         except Exception:
-            self.calls -= 1
-            self.end_call()
+            self.end_call(self.calls - 1)
             raise
-        self.calls -= 1
-        self.end_call()
+        self.end_call(self.calls - 1)
 
 
 # ---- refusals ----------------------------------------------------------------------------------------------------------------
