@@ -7,7 +7,6 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
@@ -16,26 +15,17 @@ from omni_offload.backends.activation import Activation
 from omni_offload.backends.failures import first_error, raise_error, run_repeatable_steps
 from omni_offload.backends.lock import CallLock
 from omni_offload.backends.owners import Member, close_unused, owner_of
+from omni_offload.backends.replaced import Hooks, take_in_components
 from omni_offload.backends.room import Room
 from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.discovery import module_at
-from omni_offload.errors import ComponentPathError, OffloadStateError
+from omni_offload.errors import ComponentPathError
 from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan
 from omni_offload.residency import ResidencyContext
 
 __all__ = ["Member", "Rotation"]
 
 logger = logging.getLogger(__name__)
-
-
-class Hooks(Protocol):
-    """What brings the rotation into a component's methods."""
-
-    def renew(self) -> None:
-        """Hook the components as they are now."""
-
-    def remove(self) -> BaseException | None:
-        """Remove every hook; returns the first failure."""
 
 
 class Rotation:
@@ -75,10 +65,11 @@ class Rotation:
         """
         pipeline = self._pipeline()
         for planned in self.plan.components:
-            self._claim(planned, module_at(pipeline, planned.path))
+            self.take(planned, module_at(pipeline, planned.path))
         self.room.check()
 
-    def _claim(self, planned: PlannedComponent, module: torch.nn.Module) -> Member:
+    def take(self, planned: PlannedComponent, module: torch.nn.Module) -> Member:
+        """Take ownership of one component; nothing is moved."""
         owner = owner_of(module, planned.path, planned.treatment, self.context)
         member = self.members[planned.path] = Member(planned, owner)  # before it counts, so that an interrupt is undone
         owner.subscribers.add(self)
@@ -118,6 +109,13 @@ class Rotation:
             self.members.clear()
         return error
 
+    def component(self, path: str) -> torch.nn.Module | None:
+        """Return what stands at a component's path now; None where no module does."""
+        try:
+            return module_at(self._pipeline(), path)
+        except ComponentPathError:
+            return None
+
     @property
     def orphaned(self) -> bool:
         """Whether the pipeline was dropped without being disabled."""
@@ -145,7 +143,7 @@ class Rotation:
         owner = member.owner
         if member.stays or owner.active:
             if member.stays:
-                self._renew(member)
+                self.renew(member)
             owner.activate(activation)
             return
         group = self.room.companions(member)
@@ -189,7 +187,8 @@ class Rotation:
         used = [member for known, member in self._failures if known == id(error)]
         return [member for member in self.members.values() if not member.stays and member not in used and not member.owner.active]
 
-    def _renew(self, member: Member) -> None:
+    def renew(self, member: Member) -> None:
+        """Take in what changed in a component that stays, as far as the budget holds it."""
         member.owner.renew(lambda: self.room.make([member]))
 
     # ---- calls -------------------------------------------------------------------------------------------------------------
@@ -212,10 +211,10 @@ class Rotation:
         self._unsettled = True
         self.room.order.begin()
         if self.hooks is not None:
-            self._take_in_components(self.hooks)
+            take_in_components(self, self.hooks)
         for member in self.members.values():
             if member.stays:
-                self._renew(member)
+                self.renew(member)
         return True
 
     def end_call(self, call: object, *, failed: bool) -> BaseException | None:
@@ -260,63 +259,6 @@ class Rotation:
         self._unsettled = False
         for member in self.members.values():
             member.owner.settle(self)
-
-    # ---- components that were replaced ---------------------------------------------------------------------------------------
-
-    def _take_in_components(self, hooks: Hooks) -> None:
-        """Manage components that were put in the place of others since the last call, and give up those that are gone.
-
-        Raises:
-            OffloadStateError: A component stood under several names, and one of them was given another.
-        """
-        changed = [planned for planned in self.plan.components if self._changed(planned)]
-        if not changed:
-            return
-        logger.info("%s replaced; managing what stands there now", ", ".join(planned.path for planned in changed))
-        for planned in changed:
-            former = self.members.get(planned.path)
-            if former is not None:
-                former.owner.unsubscribe(self)
-                del self.members[planned.path]
-        hooks.renew()
-        for planned in changed:
-            module = self._component(planned.path)
-            if module is not None:
-                self._take_in(planned, module)
-        for planned in self.plan.components:  # reports are in the plan's order
-            if planned.path in self.members:
-                self.members[planned.path] = self.members.pop(planned.path)
-        hooks.renew()
-
-    def _take_in(self, planned: PlannedComponent, module: torch.nn.Module) -> None:
-        """Manage one more component; after a failure it is not managed, and the next call tries again."""
-        try:
-            member = self._claim(planned, module)
-            member.owner.residency.prepare()
-            self.room.check()
-            if member.stays:
-                self._renew(member)
-        except BaseException:
-            if planned.path in self.members:
-                self.members[planned.path].owner.unsubscribe(self)
-                del self.members[planned.path]
-            raise
-
-    def _changed(self, planned: PlannedComponent) -> bool:
-        module, member = self._component(planned.path), self.members.get(planned.path)
-        for alias in planned.aliases:
-            if self._component(alias) is not module:
-                raise OffloadStateError(
-                    f"{planned.path!r} and {alias!r} were one module when offload was enabled, and are not any more; call "
-                    "disable_omni_offload() and enable it again"
-                )
-        return module is not (None if member is None else member.owner.module)
-
-    def _component(self, path: str) -> torch.nn.Module | None:
-        try:
-            return module_at(self._pipeline(), path)
-        except ComponentPathError:
-            return None
 
     # ---- on demand -----------------------------------------------------------------------------------------------------------
 

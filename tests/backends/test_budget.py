@@ -73,6 +73,17 @@ def test_a_wrong_guess_is_counted(pipe, x):
     pipe.disable_omni_offload()
 
 
+def test_what_is_fetched_ahead_survives_an_unforeseen_use(pipe, x, kit):
+    """Room is made of what was used before, not of what comes next."""
+    pipe.enable_omni_offload(device="sim", device_memory=kit.padded(pipe.transformer) + kit.padded(pipe.vae))
+    encode = type(pipe).encode_prompt
+    pipe.encode_prompt = lambda y: pipe.vae.encode(encode(pipe, y))
+    pipe(x)
+    assert counts(pipe, "text_encoder", "transformer") == {"text_encoder": (1, 1, 0, 0), "transformer": (1, 0, 1, 0)}
+    del pipe.encode_prompt
+    pipe.disable_omni_offload()
+
+
 def test_keeping_between_calls(pipe, x, expected):
     """With room for all, the second call copies nothing; without a budget the last component is kept."""
     pipe.enable_omni_offload(device="sim", device_memory="1MiB", keep_between_calls=True)

@@ -16,7 +16,8 @@ CONFIGS = [{}, {"device_memory": "1MiB", "keep_between_calls": True}, {"pin_memo
 class Interrupter:
     """Raise KeyboardInterrupt at the n-th line that the framework runs.
 
-    The second line event of a `with` statement stands before its `__exit__`, where the interpreter handles no signal: it is left out.
+    The interpreter handles signals at calls, jumps back and the start of functions only. Two line events that stand elsewhere, outside the
+    handlers of an enclosing `with`, are left out: that of a `try`, and the second one of a `with`, before its `__exit__`.
     """
 
     def __init__(self, at, error=KeyboardInterrupt):
@@ -31,8 +32,9 @@ class Interrupter:
         entered = set()
 
         def trace(frame, event, arg):
-            if event == "line" and not self.done and frame.f_lineno not in entered:
-                if linecache.getline(path, frame.f_lineno).lstrip().startswith("with "):
+            text = linecache.getline(path, frame.f_lineno).strip() if event == "line" else "try:"
+            if text != "try:" and not self.done and frame.f_lineno not in entered:
+                if text.startswith("with "):
                     entered.add(frame.f_lineno)
                 self.left -= 1
                 if self.left < 0:
