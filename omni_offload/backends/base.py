@@ -48,7 +48,7 @@ def manage(pipeline: Any, backend: "OffloadBackend") -> "OffloadBackend":
                 return present
             raise OffloadStateError(
                 f"{type(pipeline).__name__} is offloaded on {present.device} with {present.config}, and {backend.config} on "
-                f"{backend.device} was asked for, or another plan; call disable_omni_offload() first"
+                f"{backend.device} was asked for, or another plan; call disable_omni_offload() or disable_omni_model_cpu_offload() first"
             )
         if present is not None:
             present.disable()
