@@ -43,6 +43,8 @@ class Bench:
         exhaustive: Whether checks try everything instead of a seeded sample.
         check: The check that runs.
         note: What the check left out, for the report.
+        races: The races found in the checks so far.
+        least_budget: The least `device_memory` that the pipeline takes, once a check has found it.
 
     Args:
         case: What is checked.
@@ -59,6 +61,7 @@ class Bench:
         self.check = ""
         self.note = ""
         self.races: list[str] = []
+        self.least_budget: int | None = None
         self._seed = seed
         self._made: list[Any] = []
         self._reference: Reference | Exception = Unprepared("call prepare() first")

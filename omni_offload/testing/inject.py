@@ -1,13 +1,14 @@
 """Faults, made on purpose: failing uses, allocations, registrations, and interrupts at a chosen line."""
 
 import dis
+import functools
 import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Self
 
 import attrs
@@ -181,14 +182,14 @@ def _out_of_reach(frame: FrameType) -> bool:
 
 
 @contextmanager
-def _tracing(holds: Callable[[str], bool], on_line: Callable[[FrameType], None]) -> Iterator[None]:
+def _tracing(holds: Callable[[CodeType], bool], on_line: Callable[[FrameType], None]) -> Iterator[None]:
     def local(frame: FrameType, event: str, _argument: Any) -> Any:
         if event == "line" and not _out_of_reach(frame):
             on_line(frame)
         return local
 
     def entered(frame: FrameType, _event: str, _argument: Any) -> Any:
-        return local if holds(frame.f_code.co_filename) else None
+        return local if holds(frame.f_code) else None
 
     former = sys.gettrace()
     sys.settrace(entered)
@@ -205,7 +206,7 @@ def lines_of(body: Callable[[], Any], holds: Callable[[str], bool]) -> list[Line
     def on_line(frame: FrameType) -> None:
         counts[frame.f_code.co_filename, frame.f_lineno] += 1
 
-    with _tracing(holds, on_line):
+    with _tracing(lambda code: holds(code.co_filename), on_line):
         body()
     return [Line(file, number, nth) for (file, number), count in counts.items() for nth in sorted({0, count - 1})]
 
@@ -224,7 +225,7 @@ class Landing:
 
 
 @contextmanager
-def interrupted_at(line: Line, holds: Callable[[str], bool]) -> Iterator[Landing]:
+def interrupted_at(line: Line) -> Iterator[Landing]:
     """Raise an `Interrupt` when a line is executed in the body.
 
     Yields:
@@ -232,6 +233,10 @@ def interrupted_at(line: Line, holds: Callable[[str], bool]) -> Iterator[Landing
     """
     landing = Landing()
     seen = [0]
+
+    @functools.cache
+    def holds(code: CodeType) -> bool:
+        return code.co_filename == line.file and any(number == line.number for _, _, number in code.co_lines())
 
     def on_line(frame: FrameType) -> None:
         if not landing.reached and frame.f_lineno == line.number and frame.f_code.co_filename == line.file:

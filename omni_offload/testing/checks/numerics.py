@@ -1,5 +1,7 @@
 """The outputs are those of a resident run, and nothing depends on luck."""
 
+from typing import Any
+
 import torch
 
 from omni_offload.errors import OffloadConfigError
@@ -44,23 +46,43 @@ def check_numerics_on_least_budget(bench: Bench) -> None:
     _call_twice(bench, device_memory=least)
 
 
-def least_budget(bench: Bench, pipeline: object) -> int:
-    """Return the least `device_memory` in bytes that enabling accepts, found by halving.
+def least_budget(bench: Bench, pipeline: Any) -> int:
+    """Return the least `device_memory` in bytes that enabling accepts, found by halving; once a bench.
 
     Raises:
         NotRun: The pipeline owns its offload by hand and takes no budget.
     """
     if bench.by_hand(pipeline):
         raise NotRun("the pipeline owns its model-level offload by hand, and takes no byte budget")
-    low, high = 1, 2 * bench.reference.weights + (1 << 20)
-    while low < high:
+    if bench.least_budget is None:
+        components, staying = bench.components(pipeline), bench.staying(pipeline)
+        tight = [device_size([components[path]], alignment=1) - 512 for path in components]
+        low = max(size for size in (1, *tight)) - 1
+        high = device_size(components.values()) + 512 * len(components) if staying else bench.largest_group(pipeline, staying) + 512
+        bench.least_budget = _halve(bench, pipeline, low, high)
+    return bench.least_budget
+
+
+def _halve(bench: Bench, pipeline: Any, low: int, high: int) -> int:
+    """Return the least accepted budget; `low` and `high` are guesses of one that is refused and one that is accepted."""
+    while low > 0 and _accepts(bench, pipeline, low):
+        low //= 2
+    while not _accepts(bench, pipeline, high):
+        low, high = high, 2 * high
+        if high > 4 * bench.reference.weights + (1 << 20):
+            bench.fail("a device_memory of four times the weights to be accepted", "OffloadConfigError")
+    while high - low > 1:
         middle = (low + high) // 2
-        try:
-            with bench.enabled(pipeline, device_memory=middle):
-                high = middle
-        except OffloadConfigError:
-            low = middle + 1
-    return low
+        low, high = (low, middle) if _accepts(bench, pipeline, middle) else (middle, high)
+    return high
+
+
+def _accepts(bench: Bench, pipeline: Any, budget: int) -> bool:
+    try:
+        with bench.enabled(pipeline, device_memory=budget):
+            return True
+    except OffloadConfigError:
+        return False
 
 
 def check_streams(bench: Bench) -> None:
