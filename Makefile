@@ -1,5 +1,6 @@
 PYTHON ?= python3
-PYTEST_ARGS ?=
+# One worker a core; `make test PYTEST_ARGS=-x` for one process and the like.
+PYTEST_ARGS ?= --numprocesses auto --dist worksteal
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
