@@ -134,8 +134,9 @@ class WrapsWithoutASignature(Switched):
             vars(self.vae)["decode"] = self.wrapper
 
     def switched_off(self):
-        vars(self.vae)["decode"] = self.inner
-        del self.inner, self.wrapper
+        if "inner" in vars(self):
+            vars(self.vae)["decode"] = vars(self).pop("inner")
+            del self.wrapper
 
 
 # ---- lifecycle ---------------------------------------------------------------------------------------------------------------
