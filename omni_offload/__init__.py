@@ -22,7 +22,7 @@ from omni_offload.errors import ComponentPathError, ContractViolation, OffloadCo
 from omni_offload.factory import get_offload_backend
 from omni_offload.hooks import HookRegistry, ModelHook
 from omni_offload.mixins import ComponentDiscoveryMixin, ModelCpuOffloadMixin, OmniOffloadMixin
-from omni_offload.plan import ResolvedOffloadPlan, resolve_offload_plan
+from omni_offload.plan import ResolvedOffloadPlan, resolve_offload_plan, streamed_parameters
 from omni_offload.protocols import (
     DIT_COMPONENT,
     TEXT_ENCODER_COMPONENT,
@@ -71,6 +71,7 @@ __all__ = [
     "get_offload_backend",
     "resolve_offload_plan",
     "run_cleanup_steps",
+    "streamed_parameters",
     "supports_component_discovery",
     "supports_model_cpu_offload",
 ]
