@@ -5,7 +5,7 @@ import gc
 import operator
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +17,7 @@ from omni_offload.errors import ContractViolation
 from omni_offload.factory import get_offload_backend
 from omni_offload.plan import ResolvedOffloadPlan, Treatment, resolve_offload_plan
 from omni_offload.testing.case import PipelineCase
+from omni_offload.testing.facts import DeviceFacts, NotRun
 from omni_offload.testing.observe import Snapshot, Target, bytes_on, device_size, same_values, watching
 from omni_offload.testing.reference import Reference, Use, make_reference
 
@@ -25,21 +26,15 @@ __all__ = ["Bench", "NotRun"]
 _SLACK = 8192
 
 
-class NotRun(Exception):  # noqa: N818  (no error: a check that says why it does not apply)
-    """A check does not apply; the message is the reason."""
-
-
 class Unprepared(RuntimeError):  # noqa: N818  (the state before)
     """The resident run was not made yet."""
 
 
-class Bench:
+class Bench(DeviceFacts):
     """One case on one device.
 
     Attributes:
         case: The case.
-        device: The device, with its index.
-        simulated: Whether it is the simulated accelerator, whose copies, pinned bytes, races and failures can be told and made.
         exhaustive: Whether checks try everything instead of a seeded sample.
         check: The check that runs.
         note: What the check left out, for the report.
@@ -54,9 +49,8 @@ class Bench:
     """
 
     def __init__(self, case: PipelineCase, device: torch.device, *, exhaustive: bool = False, seed: int = 0) -> None:
+        super().__init__(device)
         self.case = case
-        self.device = device
-        self.simulated = device.type == "sim"
         self.exhaustive = exhaustive
         self.check = ""
         self.note = ""
@@ -232,61 +226,6 @@ class Bench:
         used = {use.name for use in self.reference.uses}
         return [target for target in self.targets(pipeline) if str(target) in used]
 
-    # ---- facts ---------------------------------------------------------------------------------------------------------------
-
-    def allocated(self, *, collect: bool = True) -> int:
-        """Return the allocated device bytes, once all queues are empty, and (`collect`) without what is garbage."""
-        if collect:
-            gc.collect()
-        torch.accelerator.synchronize(self.device)
-        return int(torch.accelerator.memory_allocated(self.device))
-
-    def peak(self) -> int:
-        """Return the most device bytes since `reset_peak`."""
-        torch.accelerator.synchronize(self.device)
-        return int(torch.accelerator.max_memory_allocated(self.device))
-
-    def reset_peak(self) -> None:
-        """Measure the peak from here on."""
-        torch.accelerator.synchronize(self.device)
-        torch.accelerator.reset_peak_memory_stats(self.device)
-
-    def traffic(self) -> tuple[int, int] | None:
-        """Return the bytes copied to the device and to the host so far; None where they are not counted."""
-        if not self.simulated:
-            return None
-        from omni_offload.testing import sim  # noqa: PLC0415  (built on first use)
-
-        return sim.h2d_bytes(), sim.d2h_bytes()
-
-    def pinned(self) -> int:
-        """Return the pinned host bytes; 0 where they are not counted."""
-        if not self.simulated:
-            return 0
-        from omni_offload.testing import sim  # noqa: PLC0415  (built on first use)
-
-        return sim.pinned_bytes()
-
-    def race_count(self) -> int:
-        """Return how many races were found so far; 0 where none is looked for."""
-        if not self.simulated:
-            return 0
-        from omni_offload.testing import sim  # noqa: PLC0415  (built on first use)
-
-        return len(sim.races())
-
-    def need_simulation(self, what: str) -> Any:
-        """Return the simulated accelerator's module.
-
-        Raises:
-            NotRun: The check runs on another device.
-        """
-        if not self.simulated:
-            raise NotRun(f"only the simulated accelerator {what}")
-        from omni_offload.testing import sim  # noqa: PLC0415  (built on first use)
-
-        return sim
-
     # ---- verdicts ------------------------------------------------------------------------------------------------------------
 
     def fail(self, expected: str, found: object, *, component: str = "") -> NoReturn:
@@ -315,7 +254,7 @@ class Bench:
         if changed:
             self.fail(f"everything {when} as it was before", some(changed))
 
-    def require_left(self, pipeline: Any, base: int, *, when: str, times: int = 1, resized: bool = False) -> None:
+    def require_left(self, pipeline: Any, base: int, *, when: str, times: int = 1, count_bytes: bool = True) -> None:
         """Require that the device holds only what stays: nothing, or while enabled the components that do not take turns.
 
         Args:
@@ -323,7 +262,7 @@ class Bench:
             base: Bytes allocated before it was enabled.
             when: For the message.
             times: How many times what a resident call leaves behind (a scheduler's tables) may be there.
-            resized: Whether components are not of the size that they had: then the bytes of those that stay are not counted.
+            count_bytes: Whether bytes are compared too, and not only where the weights are bound.
         """
         staying = self.now_staying(pipeline)
         components = self.components(pipeline)
@@ -331,7 +270,7 @@ class Bench:
             names = bytes_on(module, self.device)
             if names and path not in staying:
                 self.fail(f"no weight on {self.device} {when}", some(names), component=path)
-        if staying and resized:
+        if not count_bytes:
             return
         stays = sum(device_size([components[path]]) for path in staying if path in components)
         over = self.allocated() - base - stays - times * self.reference.left
@@ -362,8 +301,3 @@ def some(lines: list[str], most: int = 6) -> str:
     """Return the first of some lines as one text."""
     more = f" and {len(lines) - most} more" if len(lines) > most else ""
     return "; ".join(lines[:most]) + more
-
-
-def mapping_of(targets: list[Target]) -> Mapping[str, Target]:
-    """Return targets by `path.method`."""
-    return {str(target): target for target in targets}

@@ -124,7 +124,7 @@ def check_structure(bench: Bench) -> None:
             former = _adapt(bench, pipeline)
             for number in (1, 2):
                 bench.require_equal(bench.call(pipeline), when=f"of call {number} with adapters", expected=expected)
-            bench.require_left(pipeline, base, when="after a call with adapters", resized=True)
+            bench.require_left(pipeline, base, when="after a call with adapters", count_bytes=not bench.now_staying(pipeline))
             for parent, name, module in former:
                 parent._modules[name] = module  # noqa: SLF001  (as above)
             bench.require_equal(bench.call(pipeline), when="after adapters were removed")
@@ -151,7 +151,7 @@ def check_casts(bench: Bench) -> None:
         bench.call(pipeline)
         for module in bench.components(pipeline).values():
             module.to(torch.float64)
-        bench.require_left(pipeline, base, when="after a cast", times=2, resized=True)
+        bench.require_left(pipeline, base, when="after a cast", times=2, count_bytes=not bench.now_staying(pipeline))
         for number in (1, 2):
             bench.require_equal(bench.call(pipeline), when=f"of call {number} after a cast", expected=expected)
     bench.require_disabled(pipeline, base, pinned, times=2)

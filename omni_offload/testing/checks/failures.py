@@ -154,4 +154,4 @@ def check_threads(bench: Bench) -> None:
             if isinstance(result, Exception):
                 bench.fail("calls from two threads to take turns", repr(result))
             bench.require_equal(result, when="of calls from two threads")
-        bench.require_left(pipeline, base, when="after calls from two threads", times=2)
+        bench.require_left(pipeline, base, when="after calls from two threads", times=2, count_bytes=bench.simulated)
