@@ -178,6 +178,11 @@ class OffloadBackend(abc.ABC):
         """Return a context in which components are on the device."""
 
     @property
+    @abc.abstractmethod
+    def call_depth(self) -> int:
+        """How many calls on the pipeline run within one another now; 1 in an outermost call, 0 outside."""
+
+    @property
     def pipeline(self) -> Any:
         """The pipeline that is managed; None where there is none, or it is gone."""
         return self._pipeline() if self._pipeline is not None else None

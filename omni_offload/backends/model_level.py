@@ -139,6 +139,11 @@ class ModelLevelOffloadBackend(OffloadBackend):
             (explained or error).add_note(f"ending the call failed too: {second!r}")
         return explained
 
+    @property
+    @override
+    def call_depth(self) -> int:
+        return len(self._rotation.calls) if self._rotation is not None else 0
+
     @override
     def on_device(self, *components: str) -> contextlib.AbstractContextManager[None]:
         rotation = self._active_rotation()

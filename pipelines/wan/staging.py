@@ -174,15 +174,17 @@ class Staging:
         Raises:
             OffloadStateError: A component was replaced since offload was enabled.
         """
-        before = self._calls
+        before = max(pipeline.offload_backend.call_depth - 1, 0)  # a count of its own would outlive an interrupt
         if not before:
             self._require_present(pipeline)
+            self._settle()
 
         def leave() -> None:
             self._calls = before
 
         def evict() -> None:
             if not before:
+                self._settle()
                 self._evict()
 
         with _cleanup([("leave the call", leave), ("free the device", evict)]):
@@ -197,6 +199,14 @@ class Staging:
         """Return the name of a weight of a component that autograd would record, if there is one."""
         parameters = self._stages[name].component.named_parameters()
         return next((path for path, parameter in parameters if parameter.requires_grad), None)
+
+    def _settle(self) -> None:
+        """Repair what an interrupt left: where no call runs, no stage is in use."""
+        for stage in self._stages.values():
+            if stage.active:
+                stage.active = 0
+                if stage.rotates:
+                    stage.residency.unbind(force=True)
 
     def _evict(self, *, but: _Stage | None = None) -> None:
         """Free the device of every stage that takes turns and is not in use."""

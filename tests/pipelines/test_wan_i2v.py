@@ -476,14 +476,21 @@ def test_release_between_uses(pipeline, case, resident, device, kinds):
     enable(pipeline, device, kinds=kinds)
     backend = pipeline.offload_backend
 
+    seen = []
+
+    def release(pipe, step, timestep, tensors):
+        seen.append(held())
+        backend.release()
+        seen.append(held())
+        return tensors
+
     def held():
         return {c.name for c in backend.report().components if c.resident_bytes}
 
     staying = held()
-    with pipeline._call():
-        pipeline.decode_latent(torch.zeros(1, 4, 1, 4, 4))
-        assert "vae_decoder" in held()
-        backend.release()
-        assert held() == staying
+    result = pipeline(**case.make_inputs(pipeline), callback_on_step_end=release)
+    assert torch.equal(case.outputs(result)[0].cpu(), resident[case.name])
+    assert seen[0] > staying or kinds == {"text_encoder", "vae"}
+    assert seen[1::2] == [staying] * (len(seen) // 2)
     backend.refresh()
     assert torch.equal(run(case, pipeline), resident[case.name])
