@@ -11,6 +11,16 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def torch_state():
+    """Whatever a test interrupts, torch's own switches are afterwards as they were: a leak would fail some later test."""
+    yield
+    with torch.device("meta"):
+        assert torch.empty(0).device.type == "meta", "torch function modes were left disabled"
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
 @pytest.fixture
 def device():
     """Return the simulated accelerator: threads mode, poison on, races recorded; nothing may be left on it, and no race."""

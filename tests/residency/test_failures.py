@@ -150,7 +150,8 @@ def test_a_residency_whose_new_tensors_cannot_be_taken_in_still_gives_everything
 class Interrupt:
     """Raise `KeyboardInterrupt` at the n-th line of the watched files that runs in a `with` block.
 
-    Not at a `with` line itself: a trace function could raise there after the body and before `__exit__`, which a signal cannot.
+    Not at a `with` line itself, where a trace function could raise after the body and before `__exit__`, nor at a `try:`, which stands
+    outside the handlers of an enclosing `with`: a signal is handled at neither, and torch's guards would stay on for good.
     """
 
     def __init__(self, n):
@@ -168,7 +169,7 @@ class Interrupt:
         return self._lines if frame.f_code.co_filename.startswith(tuple(WATCHED)) else None
 
     def _lines(self, frame, event, arg):
-        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(("with ", "try:")):
             self.left -= 1
             if self.left == -1:
                 self.at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
