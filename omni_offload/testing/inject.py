@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _NOP = dis.opmap["NOP"]
+_SWAP = dis.opmap["SWAP"]
 _LOAD_CONST = dis.opmap["LOAD_CONST"]
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -175,10 +176,14 @@ def _out_of_reach(frame: FrameType) -> bool:
     """Whether no real interrupt lands on a line: Python looks for signals after calls and at jumps back only.
 
     That is so between the end of a `with` block's body and its `__exit__` (the line then begins with loading None three times,
-    the arguments), and at a `try:` that begins the body (which does nothing, and is not yet guarded by the block).
+    the arguments, below a value that is returned), and at a `try:` that begins the body (which does nothing, and is not yet
+    guarded by the block).
     """
-    code, at = frame.f_code.co_code, frame.f_lasti
-    return code[at] == _NOP or [code[index] for index in range(at, min(at + 6, len(code)), 2)] == [_LOAD_CONST] * 3
+    code = frame.f_code.co_code[frame.f_lasti :: 2]
+    if code[0] == _NOP:
+        return True
+    start = 1 if code[0] == _SWAP else 0
+    return list(code[start : start + 3]) == [_LOAD_CONST] * 3
 
 
 @contextmanager

@@ -15,6 +15,11 @@ from omni_offload.testing.runner import make_bench
 LOCK = threading.Lock()
 
 
+def returns(log):
+    with LOCK:
+        return [*log, "held"]
+
+
 def work(log):
     with LOCK:
         log.append("held")
@@ -44,6 +49,13 @@ def test_interrupts_land_on_every_line():
         assert landing.reached
         assert not landing.in_finaliser
         assert not LOCK.locked()
+
+
+def test_no_interrupt_between_a_body_and_its_exit():
+    """A body that returns is left before any line on which an interrupt lands."""
+    start = returns.__code__.co_firstlineno
+    found = [(line.number - start, line.nth) for line in lines_of(lambda: returns([]), here) if start < line.number <= start + 2]
+    assert found == [(1, 0), (2, 0)]
 
 
 def test_faults_are_raised_once():

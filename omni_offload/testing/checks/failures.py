@@ -13,6 +13,8 @@ from omni_offload.testing.inject import Faults, Injected, counting_allocations, 
 
 __all__ = ["check_failing_activations", "check_failing_callback", "check_failing_loads", "check_failing_uses", "check_threads"]
 
+#: Seconds after which a call counts as one that never ends.
+_PATIENCE = 120
 #: Allocations that are tried; an exhaustive run tries more.
 _ACTIVATIONS, _ACTIVATIONS_EXHAUSTIVE = 20, 50
 
@@ -145,11 +147,13 @@ def check_threads(bench: Bench) -> None:
             results.append(error)
 
     with bench.enabled(pipeline):
-        threads = [threading.Thread(target=call) for _ in range(2)]
+        threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(_PATIENCE)
+            if thread.is_alive():
+                bench.fail("calls from two threads to end", f"one that runs after {_PATIENCE} s")
         for result in results:
             if isinstance(result, Exception):
                 bench.fail("calls from two threads to take turns", repr(result))
