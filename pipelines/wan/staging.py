@@ -17,6 +17,7 @@ from omni_offload import (
     ModuleResidency,
     run_cleanup_steps,
 )
+from omni_offload.backends.inputs import align_inputs
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 
 __all__ = ["Staging"]
@@ -255,7 +256,7 @@ class _StageHook(ModelHook):
         name = self._stages[method]
         self._refuse_autograd(name)
         self._open[-1].enter_context(self._staging.stage(name))
-        return _on_device(args, self._staging.device), _on_device(kwargs, self._staging.device)
+        return align_inputs(args, self._staging.device), align_inputs(kwargs, self._staging.device)
 
     def post_forward(self, module: nn.Module, method: str, output: Any) -> Any:
         """Leave the stage."""
@@ -317,16 +318,3 @@ def _require_whole(vae: nn.Module) -> None:
     left = [name for name, tensor in (*vae.named_parameters(), *vae.named_buffers()) if id(tensor) not in staged]
     if left:
         raise OffloadConfigError(f"{type(vae).__name__} holds weights that are in neither half of it: {', '.join(left)}")
-
-
-def _on_device(value: Any, device: torch.device) -> Any:
-    """Return a value with every tensor in it on the device; a container without any other tensor is returned as it is."""
-    if isinstance(value, torch.Tensor):
-        return value if value.device == device else value.to(device)
-    if isinstance(value, dict):
-        moved = {key: _on_device(item, device) for key, item in value.items()}
-        return value if all(moved[key] is item for key, item in value.items()) else moved
-    if type(value) in (list, tuple):
-        items = [_on_device(item, device) for item in value]
-        return value if all(new is old for new, old in zip(items, value, strict=True)) else type(value)(items)
-    return value
