@@ -10,7 +10,7 @@ from omni_offload import OffloadPlan, OmniOffloadMixin
 __all__ = ["OmniFluxPipeline"]
 
 
-class OmniFluxPipeline(OmniOffloadMixin, FluxPipeline):  # type: ignore[misc]  # the upstream class is untyped
+class OmniFluxPipeline(OmniOffloadMixin, FluxPipeline):
     """`FluxPipeline` that owns its offloading.
 
     Both encoders run once, before the DiT; the VAE's decoder runs last and its encoder never. `image_encoder` is there

@@ -11,7 +11,7 @@ from omni_offload import OffloadPlan, OmniOffloadMixin
 __all__ = ["OmniWanPipeline"]
 
 
-class OmniWanPipeline(OmniOffloadMixin, WanPipeline):  # type: ignore[misc]  # the upstream class is untyped
+class OmniWanPipeline(OmniOffloadMixin, WanPipeline):
     """`WanPipeline` that owns its offloading.
 
     Wan 2.1 and Wan 2.2's small model have one DiT; Wan 2.2 has two, of which `transformer` takes the noisy steps and

@@ -19,7 +19,7 @@ from pipelines.wan.staging import Staging
 __all__ = ["OmniWanImageToVideoPipeline"]
 
 
-class OmniWanImageToVideoPipeline(OmniOffloadMixin, WanImageToVideoPipeline):  # type: ignore[misc]  # untyped upstream
+class OmniWanImageToVideoPipeline(OmniOffloadMixin, WanImageToVideoPipeline):
     """`WanImageToVideoPipeline` that owns its offloading.
 
     Wan 2.1 has an image encoder and one DiT; Wan 2.2 has two DiTs and no image encoder.
