@@ -4,6 +4,7 @@ import functools
 import inspect
 import threading
 import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,10 +21,14 @@ from omni_offload.discovery import module_at
 from omni_offload.errors import ComponentPathError, OffloadStateError
 from omni_offload.hooks import HookRegistry, ModelHook
 
-__all__ = ["EntryHooks"]
+__all__ = ["EntryHook", "EntryHooks"]
 
 
-class _EntryHook(ModelHook):
+#: Gives path, module and hook of every block of a component that streams.
+BlockHooks = Callable[[Member], Iterable[tuple[str, torch.nn.Module, ModelHook]]]
+
+
+class EntryHook(ModelHook):
     """Around the methods of one module that count as work of one component."""
 
     def __init__(self, rotation: Rotation, member: Member) -> None:
@@ -101,10 +106,12 @@ class EntryHooks:
     Args:
         rotation: Whose components are hooked.
         pipeline: The pipeline; only a weak reference is kept.
+        make_block_hooks: Gives the hooks of a component's blocks, where blocks stream.
     """
 
-    def __init__(self, rotation: Rotation, pipeline: object) -> None:
+    def __init__(self, rotation: Rotation, pipeline: object, make_block_hooks: BlockHooks = lambda _: ()) -> None:
         self._rotation = rotation
+        self._make_block_hooks = make_block_hooks
         self._pipeline = weakref.ref(pipeline)
         self._name = f"omni_offload.{id(rotation):x}"
         self._hooked: list[tuple[torch.nn.Module, str]] = []
@@ -120,9 +127,15 @@ class EntryHooks:
             if owner is not None and part is not None:
                 wanted.setdefault((id(part), owner.name), (part, owner, []))[2].extend(methods)
         for module, member, names in wanted.values():
-            name = f"{self._name}.{member.name}"
-            self._hooked.append((module, name))  # first, so that an interrupt is undone
-            HookRegistry.get_or_create(module).register_hook(name, _EntryHook(self._rotation, member), tuple(dict.fromkeys(names)))
+            self._register(module, member.name, EntryHook(self._rotation, member), names)
+        for member in self._rotation.members.values():
+            for path, block, hook in self._make_block_hooks(member):
+                self._register(block, path, hook, ["forward"])
+
+    def _register(self, module: torch.nn.Module, name: str, hook: ModelHook, methods: list[str]) -> None:
+        name = f"{self._name}.{name}"
+        self._hooked.append((module, name))  # first, so that an interrupt is undone
+        HookRegistry.get_or_create(module).register_hook(name, hook, tuple(dict.fromkeys(methods)))
 
     def _member_of(self, path: str) -> Member | None:
         """Return the component that a path is, or lies in; None for one that is not managed."""

@@ -50,22 +50,29 @@ class ModelLevelOffloadBackend(OffloadBackend):
 
     @override
     def _install(self, pipeline: Any, plan: ResolvedOffloadPlan) -> None:
-        self._delegate = owns_its_offload(pipeline)
+        self._delegate = self._delegates(pipeline)
         rotation = self._rotation = Rotation(pipeline, plan, self.accelerator)
         if self._delegate:
             self._install_delegate(pipeline)
             return
         rotation.claim()
         rotation.prepare()
-        hooks = self._hooks = EntryHooks(rotation, pipeline)
+        hooks = self._hooks = self._make_hooks(rotation, pipeline)
         rotation.hooks = hooks
         hooks.install()
         rotation.commit()
 
+    def _delegates(self, pipeline: Any) -> bool:
+        """Whether the pipeline's own pair of methods does the work."""
+        return owns_its_offload(pipeline)
+
+    def _make_hooks(self, rotation: Rotation, pipeline: Any) -> EntryHooks:
+        return EntryHooks(rotation, pipeline)
+
     @override
     def _make_plan(self, pipeline: Any) -> ResolvedOffloadPlan:
         memory = self.config.device_memory
-        if memory is not None and owns_its_offload(pipeline):
+        if memory is not None and self._delegates(pipeline):
             raise OffloadConfigError(
                 f"device_memory={memory} was asked for, but {type(pipeline).__name__} drives its model-level offload itself and takes "
                 "no budget; leave device_memory out"

@@ -1,5 +1,6 @@
 """One owner a component: its residency, and who uses it now. Pipelines that share a component share its owner."""
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -34,12 +35,14 @@ class ComponentOwner:
         active: The activations that run now, of any pipeline and thread.
     """
 
-    def __init__(self, module: torch.nn.Module, name: str, treatment: Treatment, context: ResidencyContext) -> None:
+    def __init__(
+        self, module: torch.nn.Module, name: str, treatment: Treatment, context: ResidencyContext, residency: ModuleResidency
+    ) -> None:
         self.module = module
         self.name = name
         self.treatment = treatment
         self.context = context
-        self.residency = ModuleResidency(module, context.accelerator.device, name=name, context=context)
+        self.residency = residency
         self.subscribers: set[Rotation] = set()
         self.active: list[Activation] = []
         self.fetched_ahead = False
@@ -158,8 +161,21 @@ class Member:
         return self.owner.stays
 
 
-def owner_of(module: torch.nn.Module, name: str, treatment: Treatment, context: ResidencyContext) -> ComponentOwner:
+def owner_of(
+    module: torch.nn.Module,
+    name: str,
+    treatment: Treatment,
+    context: ResidencyContext,
+    make_residency: Callable[[], ModuleResidency] | None = None,
+) -> ComponentOwner:
     """Return the component's owner: the one that another pipeline has made, or a new one. Nothing is moved.
+
+    Args:
+        module: The component.
+        name: How messages call it.
+        treatment: What is done with it.
+        context: The host memory of the pipeline that asks.
+        make_residency: Makes a new owner's residency; None: one that moves the component as a whole.
 
     Raises:
         OffloadStateError: Another pipeline manages it on another device, with other pinning or in another way; or it manages only
@@ -171,7 +187,8 @@ def owner_of(module: torch.nn.Module, name: str, treatment: Treatment, context: 
     with _LOCK:
         owner = _OWNERS.get(id(module))
         if owner is None or owner.module is not module or not owner.subscribers:
-            owner = ComponentOwner(module, name, treatment, context)
+            whole = functools.partial(ModuleResidency, module, context.accelerator.device, name=name, context=context)
+            owner = ComponentOwner(module, name, treatment, context, (make_residency or whole)())
             _OWNERS[id(module)] = owner
             return owner
     asked = (str(context.accelerator.device), context.pin_memory, treatment.value)

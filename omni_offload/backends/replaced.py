@@ -54,6 +54,7 @@ def _take_in(rotation: "Rotation", planned: PlannedComponent, module: torch.nn.M
     """Manage one more component; after a failure it is not managed, and the next call tries again."""
     try:
         member = rotation.take(planned, module)
+        rotation.arrange(member)
         member.owner.residency.prepare()
         rotation.room.check()
         if member.stays:

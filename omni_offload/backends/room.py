@@ -59,6 +59,13 @@ class Room:
                 f"{worst or 'nothing else'}; raise the budget, select more components, or use mode 'layer'"
             )
 
+    def left_for(self, member: Member) -> int | None:
+        """Return the device bytes that a component may take beside what stays and what moves with it; None: no budget."""
+        if self._budget is None:
+            return None
+        others = {one.name: one for one in (*self.companions(member)[1:], *(m for m in self._members.values() if m.stays))}
+        return self._budget - _padded(list(others.values()))
+
     def make(self, group: Sequence[Member]) -> None:
         """Evict idle components until a group fits: all without a budget, else the least recently used first, then what is fetched ahead.
 

@@ -18,9 +18,11 @@ from omni_offload.backends.owners import Member, close_unused, owner_of
 from omni_offload.backends.replaced import Hooks, take_in_components
 from omni_offload.backends.room import Room
 from omni_offload.cleanup import run_cleanup_steps
-from omni_offload.discovery import module_at
+from omni_offload.backends.streamed import StreamedResidency
+from omni_offload.config import ResidentPlacement
+from omni_offload.discovery import Problems, module_at
 from omni_offload.errors import ComponentPathError
-from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan
+from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan, Treatment, blocks_at
 from omni_offload.residency import ResidencyContext
 
 __all__ = ["Member", "Rotation"]
@@ -66,14 +68,47 @@ class Rotation:
         pipeline = self._pipeline()
         for planned in self.plan.components:
             self.take(planned, module_at(pipeline, planned.path))
+        for member in self.members.values():
+            self.arrange(member)
         self.room.check()
 
     def take(self, planned: PlannedComponent, module: torch.nn.Module) -> Member:
         """Take ownership of one component; nothing is moved."""
-        owner = owner_of(module, planned.path, planned.treatment, self.context)
+        streamed = functools.partial(self._streamed, planned, module) if planned.treatment is Treatment.STREAM else None
+        owner = owner_of(module, planned.path, planned.treatment, self.context, streamed)
         member = self.members[planned.path] = Member(planned, owner)  # before it counts, so that an interrupt is undone
         owner.subscribers.add(self)
         return member
+
+    def _streamed(self, planned: PlannedComponent, module: torch.nn.Module) -> StreamedResidency:
+        pipeline = self._pipeline()
+        problems = Problems(type(pipeline).__name__)
+        blocks = [block for path in planned.block_paths for block in blocks_at(pipeline, path, problems)]
+        staying = [module_at(pipeline, path) for path in planned.rest_paths]
+        problems.raise_any()
+        return StreamedResidency(
+            module,
+            blocks,
+            staying=[part for part in staying if part is not None],
+            slots=self.plan.config.slots,
+            name=planned.path,
+            context=self.context,
+        )
+
+    def arrange(self, member: Member) -> None:
+        """Choose a streamed component's resident blocks within what the budget leaves beside what stays and moves with it.
+
+        Raises:
+            OffloadConfigError: The blocks that were asked to stay do not fit.
+        """
+        residency = member.owner.residency
+        if isinstance(residency, StreamedResidency) and len(member.owner.subscribers) == 1:
+            options = self.plan.config.options_for(member.planned.kind)
+            residency.arrange(
+                number=member.planned.resident_layers,
+                limit=self.room.left_for(member),
+                leading=options.resident_placement is ResidentPlacement.LEADING,
+            )
 
     def prepare(self) -> None:
         """Make the host masters, and bring to the device what stays there. A failure or interrupt leaves it to `give_up`."""

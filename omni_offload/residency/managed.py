@@ -12,7 +12,7 @@ from omni_offload.residency.context import LATE_PIN_BYTES, ResidencyContext
 from omni_offload.residency.group import Group
 from omni_offload.residency.host import ByteMeter
 from omni_offload.residency.tables import collect
-from omni_offload.residency.tensors import align, group_by_bytes
+from omni_offload.residency.tensors import Entry, align, group_by_bytes
 
 __all__ = ["Counters", "ManagedTensors", "unwatched"]
 
@@ -66,8 +66,7 @@ class ManagedTensors:
         self._begun = False
         self._streams: dict[int, torch.Stream] = {}
         self._collect()
-        with unwatched():
-            self._sizes = [placement.nbytes for placement in group_by_bytes(self._entries)]
+        self._measure()
 
     # ---- facts -----------------------------------------------------------------------------------------------------------
 
@@ -157,8 +156,16 @@ class ManagedTensors:
 
     def _collect(self) -> None:
         entries, tables = collect(self._modules)
-        self._entries = self._context.claim(entries, self.name)
+        self._entries = self._context.claim(self._select(entries), self.name)
         self._tables = tables
+
+    def _select(self, entries: list[Entry]) -> list[Entry]:
+        """Return those tensors of the modules that are managed here: all."""
+        return entries
+
+    def _measure(self) -> None:
+        with unwatched():
+            self._sizes = [placement.nbytes for placement in group_by_bytes(self._entries)]
 
     def _set_groups(self, groups: list[Group]) -> None:
         for group in groups:
@@ -207,7 +214,7 @@ class ManagedTensors:
     def _regroup(self, *, pin_from: int | None = LATE_PIN_BYTES) -> None:
         """Group the tensors as they are now. A failure changes nothing that the next look would not find."""
         entries, tables = collect(self._modules)
-        entries = self._context.claim(entries, self.name)
+        entries = self._context.claim(self._select(entries), self.name)
         self._context.own(entries, self.name)
         groups = self._context.groups_of(entries, pin_from=pin_from)
         self._set_groups(groups)

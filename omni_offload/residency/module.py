@@ -184,9 +184,14 @@ class ModuleResidency(ManagedTensors):
                 current.wait_event(events[key])
         for buffer in buffers_of(group.copy for group in groups):
             buffer.uses.update(events)
+        self._streams.clear()
+        self._await_landing(groups)
+
+    def _await_landing(self, groups: Iterable[Group]) -> None:
+        """Wait until what the module ran on has landed: a master may be edited from here on. The host blocks."""
+        for buffer in buffers_of(group.copy for group in groups):
             if buffer.ready is not None and not buffer.ready.query():
                 buffer.ready.synchronize()
-        self._streams.clear()
 
     def drop(self) -> None:
         """Let go of the device copies that are not bound, in the order of the copy stream; the host does not block."""

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from omni_offload.errors import OffloadConfigError
 from omni_offload.residency.tensors import Entry, span_of
 
-__all__ = ["Tables", "collect"]
+__all__ = ["Tables", "collect", "tensors_of"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -69,7 +69,7 @@ def collect(modules: Mapping[str, torch.nn.Module]) -> tuple[list[Entry], Tables
                     problems.append(f"{prefix} ({type(module).__name__}): TorchScript owns its tensors; leave it unmanaged")
                     continue
                 walked[id(module)] = module
-                for name, tensor, owner in _tensors(module):
+                for name, tensor, owner in tensors_of(module):
                     if id(tensor) in entries:
                         continue
                     if problem := _unmovable(tensor):
@@ -80,7 +80,7 @@ def collect(modules: Mapping[str, torch.nn.Module]) -> tuple[list[Entry], Tables
     return list(entries.values()), Tables(list(walked.values()))
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.nn.Module | None]]:
+def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.nn.Module | None]]:
     """Yield name, tensor and, for what the module may write without a version counter, the module."""
     state = module.__dict__
     for table, owner in ((state["_parameters"], None), (state["_buffers"], module)):

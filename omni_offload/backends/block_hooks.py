@@ -1,0 +1,69 @@
+"""The hooks around the blocks of a streamed component."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from omni_offload.backends.entry import EntryHook
+from omni_offload.backends.owners import Member
+from omni_offload.backends.rotation import Rotation
+from omni_offload.backends.streamed import StreamedResidency
+
+__all__ = ["BlockHook", "block_hooks"]
+
+
+class BlockHook(EntryHook):
+    """Around `forward` of one block: its weights are on the device while it runs.
+
+    Called outside of its component's activation, it makes one: the rest of the component comes along.
+    """
+
+    def __init__(self, rotation: Rotation, member: Member, residency: StreamedResidency, index: int) -> None:
+        super().__init__(rotation, member)
+        self._ring = residency.ring
+        self._index = index
+        self._uses = threading.local()
+
+    @property
+    def _alone(self) -> list[bool]:
+        """Per running use of the block in this thread, whether it made the component's activation."""
+        alone: list[bool] = self._uses.__dict__.setdefault("alone", [])
+        return alone
+
+    @override
+    def pre_forward(
+        self, module: torch.nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        thread = threading.get_ident()
+        inside = any(activation.thread == thread for activation in self._member.owner.active)
+        self._alone.append(not inside)
+        if not inside:
+            args, kwargs = super().pre_forward(module, method, args, kwargs)
+        self._ring.enter(self._index)
+        return args, kwargs
+
+    @override
+    def post_forward(self, module: torch.nn.Module, method: str, output: Any) -> Any:
+        self._ring.leave(self._index)
+        if self._alone.pop():
+            output = super().post_forward(module, method, output)
+        return output
+
+    @override
+    def on_error(self, module: torch.nn.Module, method: str, error: BaseException) -> None:
+        try:
+            self._ring.leave(self._index, failed=True)
+        finally:
+            if self._alone.pop():
+                super().on_error(module, method, error)
+
+
+def block_hooks(rotation: Rotation, member: Member) -> Iterator[tuple[str, torch.nn.Module, BlockHook]]:
+    """Yield path, module and hook of every streamed block of a component; none where it does not stream."""
+    residency = member.owner.residency
+    if isinstance(residency, StreamedResidency):
+        for index, block in residency.ring.blocks.items():
+            yield block.name, residency.modules[index], BlockHook(rotation, member, residency, index)

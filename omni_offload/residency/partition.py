@@ -1,0 +1,73 @@
+"""Which tensors of a component travel with which block; all the others are the rest's."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+
+from omni_offload.residency.tables import tensors_of
+from omni_offload.residency.tensors import Entry, group_by_bytes
+
+__all__ = ["Partition"]
+
+#: Buffers up to this size (bytes) stay with the rest: they are often written, and as copies of their own they cost more than they free.
+_SMALL_BUFFER = 1 << 20
+
+
+class Partition:
+    """The home of every tensor of a component: a streamed block, or the rest.
+
+    A block's are the tensors that no other block and nothing outside of the blocks has, nor shares bytes with. Small buffers,
+    resident blocks, and what is declared to stay are the rest's.
+
+    Args:
+        component: The component.
+        blocks: The blocks in execution order; no module is in two of them.
+        staying: Modules inside of blocks that stay with the rest.
+    """
+
+    def __init__(self, component: torch.nn.Module, blocks: Sequence[torch.nn.Module], staying: Iterable[torch.nn.Module] = ()) -> None:
+        self._component = component
+        self._blocks = tuple(blocks)
+        self._staying = tuple(staying)
+        self._residents: frozenset[int] = frozenset()
+        self._homes: dict[int, int] = {}
+        self._tensors: list[torch.Tensor] = []
+
+    def keep(self, residents: Collection[int]) -> None:
+        """Say which blocks are resident, from the next `update` on."""
+        self._residents = frozenset(residents)
+
+    def update(self, entries: Sequence[Entry]) -> None:
+        """Find every tensor's home.
+
+        Args:
+            entries: All tensors of the component.
+        """
+        having = self._having()
+        homes: dict[int, int] = {}
+        for placement in group_by_bytes(entries):
+            found = {home for entry in placement.entries for home in having[id(entry.tensor)]}
+            small = placement.nbytes <= _SMALL_BUFFER and all(entry.buffer_of is not None for entry in placement.entries)
+            home = found.pop() if len(found) == 1 else -1
+            if home >= 0 and home not in self._residents and not small:
+                homes.update((id(entry.tensor), home) for entry in placement.entries)
+        self._homes = homes
+        self._tensors = [entry.tensor for entry in entries]  # alive, so that no other takes the place of one
+
+    def _having(self) -> dict[int, set[int]]:
+        """Return, by the tensor's id, which blocks have it; -1 stands for what lies outside of blocks, or is to stay."""
+        within = {id(module): index for index, block in enumerate(self._blocks) for module in block.modules()}
+        within.update((id(module), -1) for part in self._staying for module in part.modules())
+        having: dict[int, set[int]] = {}
+        for module in self._component.modules():
+            for _, tensor, _ in tensors_of(module):
+                having.setdefault(id(tensor), set()).add(within.get(id(module), -1))
+        return having
+
+    def of_block(self, index: int, entries: Iterable[Entry]) -> list[Entry]:
+        """Return the entries that travel with a block."""
+        return [entry for entry in entries if self._homes.get(id(entry.tensor)) == index]
+
+    def of_rest(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Return the entries that are the rest's."""
+        return [entry for entry in entries if id(entry.tensor) not in self._homes]
