@@ -196,9 +196,7 @@ def _placement(costs: Sequence[BlockCost], residents: Collection[int], slots: in
 
 def _fill(costs: Sequence[BlockCost], slots: int, nbytes: int, *, leading: bool) -> Placement:
     """Return the best placement within some bytes: every slot size is tried, with what is larger resident."""
-    found = [
-        _placement(costs, kept, slots) for size in _slot_sizes(costs) for kept in _filled(costs, slots, size, nbytes, leading=leading)
-    ]
+    found = [_placement(costs, kept, slots) for size in _slot_sizes(costs) for kept in _filled(costs, slots, size, nbytes, leading=leading)]
     fitting = [placement for placement in found if placement.device_bytes <= nbytes]
     if not fitting:
         raise ValueError(f"the blocks take at least {least_bytes(costs, slots)} bytes, and {nbytes} are there")

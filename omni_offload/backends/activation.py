@@ -46,7 +46,7 @@ class Activation:
             error: What ends it, if it ends by an error.
         """
         if error is not None:
-            self.rotation.note_failure(error, self.member)
+            self.rotation.note_failure(error, self.member.owner.residency)
         return run_repeatable_steps(
             [
                 (f"end the use of {self.member.name}", lambda: self.rotation.offload_when_done(self.member, self)),

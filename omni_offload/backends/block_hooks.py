@@ -55,6 +55,7 @@ class BlockHook(EntryHook):
     @override
     def on_error(self, module: torch.nn.Module, method: str, error: BaseException) -> None:
         try:
+            self._rotation.note_failure(error, self._ring.blocks[self._index])
             self._ring.leave(self._index, failed=True)
         finally:
             if self._alone.pop():
@@ -66,4 +67,4 @@ def block_hooks(rotation: Rotation, member: Member) -> Iterator[tuple[str, torch
     residency = member.owner.residency
     if isinstance(residency, StreamedResidency):
         for index, block in residency.ring.blocks.items():
-            yield block.name, residency.modules[index], BlockHook(rotation, member, residency, index)
+            yield block.name, block.module, BlockHook(rotation, member, residency, index)

@@ -5,12 +5,14 @@ block's kernels wait for its copy. What order blocks run in is a guess that cost
 when it is entered is fetched then.
 """
 
+import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from omni_offload.backends.block_order import BlockOrder
+from omni_offload.backends.failures import raise_error
 from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.errors import OffloadStateError
 from omni_offload.residency import BlockResidency, Slot, SlotPool
@@ -78,10 +80,9 @@ class BlockRing:
     def settle(self) -> None:
         """Bind every block to its masters, whatever an interrupt left. Idempotent; the first failure is raised after every step ran."""
         self._depths.clear()
-        error = run_cleanup_steps((f"unbind {block.name}", lambda block=block: block.unbind(force=True)) for block in self.blocks.values())
+        error = run_cleanup_steps((f"unbind {block.name}", functools.partial(block.unbind, force=True)) for block in self.blocks.values())
         self._failed = True
-        if error is not None:
-            raise error
+        raise_error(error)
 
     def close(self) -> None:
         """Let go of the slots. Blocks that run keep their memory until they are done. Idempotent."""
@@ -137,9 +138,9 @@ class BlockRing:
         self._prefetch()
 
     @property
-    def bound(self) -> Iterator[int]:
+    def running(self) -> Collection[int]:
         """The blocks that run now."""
-        return iter(self._depths)
+        return self._depths.keys()
 
     def _slot_for(self, index: int) -> Slot:
         """Return a slot for a block that runs now: a free one, else that of the block needed last."""
@@ -152,7 +153,7 @@ class BlockRing:
                 f"{self.blocks[index].name} was called within {running}, and all {len(self.pool)} slots are in use; raise 'slots' so "
                 "that one is left for each block that runs within others"
             )
-        extra = self._extra[index] = self.pool.extra(self.blocks[index].padded_bytes)
+        extra = self._extra[index] = self.pool.make_extra(self.blocks[index].padded_bytes)
         logger.debug("%s: a slot more, for a block within %s", self.name, running)
         return extra
 

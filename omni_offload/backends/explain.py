@@ -7,12 +7,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+import attrs
 import torch
 
-from omni_offload.backends.owners import Member
 from omni_offload.errors import OffloadStateError
+from omni_offload.residency import ModuleResidency
 
-__all__ = ["explain"]
+__all__ = ["OnHost", "explain"]
 
 _SIGNS = ("same device", "expected device", "different device", "on device", "device type", "DeviceType", "Input type (torch.")
 
@@ -22,12 +23,34 @@ _TORCH = str(Path(torch.__file__).parent)
 _Position = tuple[int | None, int | None, int | None, int | None]
 
 
-def explain(error: BaseException, inactive: Iterable[Member]) -> OffloadStateError | None:
+@attrs.frozen
+class OnHost:
+    """A component, or a block of one, that was on the host.
+
+    Attributes:
+        component: The component's path.
+        path: Its own.
+        module: The module.
+        residency: Its weights.
+        advice: When it is on the device, and how to declare another use; ends a message.
+    """
+
+    component: str
+    path: str
+    module: torch.nn.Module
+    residency: ModuleResidency
+    advice: str = (
+        "while the component was not active, so it was on the host; declare the method that uses it in _offload_entry_points, or use it "
+        "within `with pipeline.on_device(...)`"
+    )
+
+
+def explain(error: BaseException, inactive: Iterable[OnHost]) -> OffloadStateError | None:
     """Return an error that names the component and the weight, where a device mismatch came from one that was on the host.
 
     Args:
         error: What a call on the pipeline raised.
-        inactive: The components that were on the host where it was raised.
+        inactive: What was on the host where it was raised.
 
     Returns:
         The error to raise instead, with the cause set; None where the error is something else.
@@ -47,30 +70,27 @@ def explain(error: BaseException, inactive: Iterable[Member]) -> OffloadStateErr
     return None
 
 
-def _error(component: str, weight: str, frame: FrameType) -> OffloadStateError:
-    where = f"{frame.f_code.co_qualname} (line {frame.f_lineno})"
-    return OffloadStateError(
-        f"component {component!r}: {weight} was used by {where} while the component was not active, so it was on the host; declare the "
-        "method that uses it in _offload_entry_points, or use it within `with pipeline.on_device(...)`"
-    )
+def _error(where: OnHost, weight: str, frame: FrameType) -> OffloadStateError:
+    user = f"{frame.f_code.co_qualname} (line {frame.f_lineno})"
+    return OffloadStateError(f"component {where.component!r}: {weight} was used by {user} {where.advice}")
 
 
 class _Weights:
-    """The modules and tensors of some components, by identity, and the tensors by their memory, which views share."""
+    """The modules and tensors of what is on the host, by identity, and the tensors by their memory, which views share."""
 
-    def __init__(self, members: Iterable[Member]) -> None:
-        self._names: dict[int, tuple[str, str]] = {}
-        self._spans: list[tuple[int, int, tuple[str, str]]] = []
-        for member in members:
-            for path, module in member.owner.module.named_modules(prefix=member.name):
+    def __init__(self, inactive: Iterable[OnHost]) -> None:
+        self._names: dict[int, tuple[OnHost, str]] = {}
+        self._spans: list[tuple[int, int, tuple[OnHost, str]]] = []
+        for one in inactive:
+            for path, module in one.module.named_modules(prefix=one.path):
                 tensors = [name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
-                self._names[id(module)] = (member.name, ", ".join(f"{path}.{name}" for name in tensors) or path)
-            for name, tensor in member.owner.residency.tensors():
-                self._names[id(tensor)] = (member.name, name)
-                self._spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, (member.name, name)))
+                self._names[id(module)] = (one, ", ".join(f"{path}.{name}" for name in tensors) or path)
+            for name, tensor in one.residency.tensors():
+                self._names[id(tensor)] = (one, name)
+                self._spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, (one, name)))
 
-    def find(self, value: Any) -> tuple[str, str] | None:
-        """Return component and name of a tensor, of a view of one, or of a module; None for anything else."""
+    def find(self, value: Any) -> tuple[OnHost, str] | None:
+        """Return owner and name of a tensor, of a view of one, or of a module; None for anything else."""
         if id(value) in self._names or not isinstance(value, torch.Tensor):
             return self._names.get(id(value))
         if value.device.type != "cpu" or not value.numel():

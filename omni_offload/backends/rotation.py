@@ -12,18 +12,19 @@ import torch
 
 from omni_offload.accelerator import Accelerator
 from omni_offload.backends.activation import Activation
+from omni_offload.backends.explain import OnHost
 from omni_offload.backends.failures import first_error, raise_error, run_repeatable_steps
 from omni_offload.backends.lock import CallLock
 from omni_offload.backends.owners import Member, close_unused, owner_of
 from omni_offload.backends.replaced import Hooks, take_in_components
 from omni_offload.backends.room import Room
+from omni_offload.backends.streamed import StreamedResidency, stream
 from omni_offload.cleanup import run_cleanup_steps
-from omni_offload.backends.streamed import StreamedResidency
 from omni_offload.config import ResidentPlacement
-from omni_offload.discovery import Problems, module_at
+from omni_offload.discovery import module_at
 from omni_offload.errors import ComponentPathError
-from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan, Treatment, blocks_at
-from omni_offload.residency import ResidencyContext
+from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan, Treatment
+from omni_offload.residency import ModuleResidency, ResidencyContext
 
 __all__ = ["Member", "Rotation"]
 
@@ -51,7 +52,7 @@ class Rotation:
         self.hooks: Hooks | None = None
         self._pipeline = weakref.ref(pipeline)
         self._keep = config.keep_between_calls
-        self._failures: list[tuple[int, Member]] = []
+        self._failures: list[tuple[int, ModuleResidency]] = []
         self._clock = 0
         self._unsettled = False
         self._closed = False
@@ -74,26 +75,12 @@ class Rotation:
 
     def take(self, planned: PlannedComponent, module: torch.nn.Module) -> Member:
         """Take ownership of one component; nothing is moved."""
-        streamed = functools.partial(self._streamed, planned, module) if planned.treatment is Treatment.STREAM else None
-        owner = owner_of(module, planned.path, planned.treatment, self.context, streamed)
+        streams = planned.treatment is Treatment.STREAM
+        make = functools.partial(stream, self._pipeline(), planned, slots=self.plan.config.slots, context=self.context)
+        owner = owner_of(module, planned.path, planned.treatment, self.context, make if streams else None)
         member = self.members[planned.path] = Member(planned, owner)  # before it counts, so that an interrupt is undone
         owner.subscribers.add(self)
         return member
-
-    def _streamed(self, planned: PlannedComponent, module: torch.nn.Module) -> StreamedResidency:
-        pipeline = self._pipeline()
-        problems = Problems(type(pipeline).__name__)
-        blocks = [block for path in planned.block_paths for block in blocks_at(pipeline, path, problems)]
-        staying = [module_at(pipeline, path) for path in planned.rest_paths]
-        problems.raise_any()
-        return StreamedResidency(
-            module,
-            blocks,
-            staying=[part for part in staying if part is not None],
-            slots=self.plan.config.slots,
-            name=planned.path,
-            context=self.context,
-        )
 
     def arrange(self, member: Member) -> None:
         """Choose a streamed component's resident blocks within what the budget leaves beside what stays and moves with it.
@@ -212,15 +199,22 @@ class Rotation:
         """End an activation: the weights are their masters again; the device copies stay until others need the room."""
         member.owner.deactivate(activation)
 
-    def note_failure(self, error: BaseException, member: Member) -> None:
-        """Note that an error of the present call passed through the use of a component."""
+    def note_failure(self, error: BaseException, residency: ModuleResidency) -> None:
+        """Note that an error of the present call passed through the use of a component, or of a block."""
         if self.calls:
-            self._failures.append((id(error), member))
+            self._failures.append((id(error), residency))
 
-    def inactive_at(self, error: BaseException) -> list[Member]:
-        """Return the components that were not in use where an error of the present call was raised."""
-        used = [member for known, member in self._failures if known == id(error)]
-        return [member for member in self.members.values() if not member.stays and member not in used and not member.owner.active]
+    def inactive_at(self, error: BaseException) -> list[OnHost]:
+        """Return the components, and blocks of others, that were not in use where an error of the present call was raised."""
+        used = [residency for known, residency in self._failures if known == id(error)]
+        found: list[OnHost] = []
+        for member in self.members.values():
+            residency = member.owner.residency
+            if not member.stays and residency not in used and not member.owner.active:
+                found.append(OnHost(member.name, member.name, member.owner.module, residency))
+            elif isinstance(residency, StreamedResidency):
+                found += [one for one in residency.idle_blocks() if one.residency not in used]
+        return found
 
     def renew(self, member: Member) -> None:
         """Take in what changed in a component that stays, as far as the budget holds it."""

@@ -1,52 +1,44 @@
 """A component whose blocks stream: the rest of it is loaded like any component, and the ring serves the blocks."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from typing_extensions import override
 
 from omni_offload.backends.block_ring import BlockRing
+from omni_offload.backends.explain import OnHost
 from omni_offload.backends.failures import raise_error
 from omni_offload.cleanup import run_cleanup_steps
+from omni_offload.discovery import module_at
 from omni_offload.errors import OffloadConfigError
+from omni_offload.plan import PlannedComponent, streamed_blocks
 from omni_offload.residency import BlockResidency, ModuleResidency, Partition, ResidencyContext, SlotPool
 from omni_offload.residency.managed import unwatched
 from omni_offload.residency.tensors import Entry
 from omni_offload.schedule import BlockCost, choose_residents, least_bytes
 
-__all__ = ["StreamedResidency"]
+__all__ = ["StreamedResidency", "stream"]
+
+_BLOCK_ADVICE = (
+    "while its block did not run, so it was on the host; name the module that holds it in rest_submodules of the pipeline's _offload_plan"
+)
 
 
 class StreamedResidency(ModuleResidency):
     """The rest of a component, and its blocks. Loading brings the rest, and makes the slots; a block is bound while it runs.
 
     Args:
-        module: The component.
-        blocks: Its blocks by name, in execution order.
-        staying: Modules inside blocks that stay with the rest.
+        partition: The component, its blocks, and which tensors travel with which.
         slots: Device buffers for the blocks.
         name: How messages call it.
         context: What it shares with the pipeline's other components.
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        blocks: Sequence[tuple[str, torch.nn.Module]],
-        *,
-        staying: Sequence[torch.nn.Module] = (),
-        slots: int,
-        name: str,
-        context: ResidencyContext,
-    ) -> None:
-        self._partition = Partition(module, [block for _, block in blocks], staying)
-        super().__init__(module, context.accelerator.device, name=name, context=context)
-        self.modules = [block for _, block in blocks]
-        self.blocks = [
-            BlockResidency(block, index, self._partition, name=path, context=context, counters=self.counters)
-            for index, (path, block) in enumerate(blocks)
-        ]
+    def __init__(self, partition: Partition, *, slots: int, name: str, context: ResidencyContext) -> None:
+        self._partition = partition
+        super().__init__(partition.component, context.accelerator.device, name=name, context=context)
+        self.blocks = [BlockResidency(partition, index, context, self.counters) for index in range(len(partition.blocks))]
         self.ring = BlockRing(name, SlotPool(context.accelerator, context.meter), self.counters)
         self._slots = slots
 
@@ -86,6 +78,12 @@ class StreamedResidency(ModuleResidency):
         for block in self.blocks:
             block.reselect()
 
+    def idle_blocks(self) -> Iterator[OnHost]:
+        """Yield the streamed blocks that do not run."""
+        for index, block in self.ring.blocks.items():
+            if index not in self.ring.running:
+                yield OnHost(self.name, block.name, block.module, block, _BLOCK_ADVICE)
+
     # ---- facts -------------------------------------------------------------------------------------------------------------
 
     @property
@@ -97,6 +95,13 @@ class StreamedResidency(ModuleResidency):
     def slots(self) -> int:
         """Slots that the blocks take turns in."""
         return min(self._slots, sum(1 for block in self.ring.blocks.values() if block.padded_bytes))
+
+    @property
+    @override
+    def fetched(self) -> bool:
+        groups = self._groups
+        placed = groups is not None and all(self in group.holders and group.placed for group in groups)
+        return placed and len(self.ring.pool) == self.slots
 
     @property
     @override
@@ -148,7 +153,7 @@ class StreamedResidency(ModuleResidency):
         if changed:
             self._reselect()
         else:
-            changed = any([block.validate(thorough=thorough) for block in self.blocks])
+            changed = sum(block.validate(thorough=thorough) for block in self.blocks) > 0
         return changed
 
     @override
@@ -189,6 +194,19 @@ class StreamedResidency(ModuleResidency):
             (f"let go of the slots of {self.name}", self.ring.close),
             (f"restore the rest of {self.name}", lambda: whole(copy_back=copy_back, to_origin=to_origin)),
         ]
-        for block in self.blocks:
-            steps.append((f"restore {block.name}", functools.partial(block.restore, copy_back=copy_back, to_origin=to_origin)))
+        steps += [
+            (f"restore {block.name}", functools.partial(block.restore, copy_back=copy_back, to_origin=to_origin)) for block in self.blocks
+        ]
         raise_error(run_cleanup_steps(steps))
+
+
+def stream(pipeline: object, planned: PlannedComponent, *, slots: int, context: ResidencyContext) -> StreamedResidency:
+    """Return the residency of a component of a pipeline that streams; nothing is moved.
+
+    Raises:
+        ComponentPathError: The pipeline has changed since the plan was made, and a path leads nowhere.
+    """
+    component = module_at(pipeline, planned.path)
+    staying = [module_at(pipeline, path) for path in planned.rest_paths]
+    partition = Partition(component, streamed_blocks(pipeline, planned), staying)
+    return StreamedResidency(partition, slots=slots, name=planned.path, context=context)

@@ -2,14 +2,12 @@
 
 from omni_offload.plan.model import PlannedComponent, ResolvedOffloadPlan, Treatment
 from omni_offload.plan.resolver import resolve_offload_plan, streamed_blocks, streamed_parameters
-from omni_offload.plan.topology import blocks_at
 from omni_offload.plan.weights import weight_bytes
 
 __all__ = [
     "PlannedComponent",
     "ResolvedOffloadPlan",
     "Treatment",
-    "blocks_at",
     "resolve_offload_plan",
     "streamed_blocks",
     "streamed_parameters",

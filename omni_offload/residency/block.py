@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from typing_extensions import override
 
 from omni_offload.residency.context import ResidencyContext
@@ -21,24 +20,26 @@ __all__ = ["BlockResidency"]
 class BlockResidency(ModuleResidency):
     """The tensors that travel with one block.
 
+    Attributes:
+        index: The block's place in execution order.
+        module: The block.
+        slot: Where its weights lie, or are on their way to.
+
     Args:
-        block: The block.
-        index: Its place in execution order.
-        partition: Says which tensors travel with it.
-        name: How messages call it.
+        partition: The component's blocks, and which tensors travel with which.
+        index: The block's place in execution order.
         context: What it shares with the other blocks and the rest of the component.
         counters: Where its copies are counted: the component's.
     """
 
-    def __init__(
-        self, block: torch.nn.Module, index: int, partition: Partition, *, name: str, context: ResidencyContext, counters: Counters
-    ) -> None:
+    def __init__(self, partition: Partition, index: int, context: ResidencyContext, counters: Counters) -> None:
         self.index = index
         self.slot: Slot | None = None
         self._partition = partition
         self._moved_in: Sequence[Group] | None = None
         self._copies: dict[Slot, tuple[Sequence[Group], list[DeviceCopy]]] = {}
-        super().__init__(block, context.accelerator.device, name=name, context=context)
+        name, self.module = partition.blocks[index]
+        super().__init__(self.module, context.accelerator.device, name=name, context=context)
         self.counters = counters
 
     @override

@@ -19,15 +19,21 @@ class Partition:
     A block's are the tensors that no other block and nothing outside of the blocks has, nor shares bytes with. Small buffers,
     resident blocks, and what is declared to stay are the rest's.
 
-    Args:
+    Attributes:
         component: The component.
-        blocks: The blocks in execution order; no module is in two of them.
+        blocks: Name and module of every block, in execution order.
+
+    Args:
+        component: As the attribute.
+        blocks: As the attribute; no module is in two of them.
         staying: Modules inside of blocks that stay with the rest.
     """
 
-    def __init__(self, component: torch.nn.Module, blocks: Sequence[torch.nn.Module], staying: Iterable[torch.nn.Module] = ()) -> None:
-        self._component = component
-        self._blocks = tuple(blocks)
+    def __init__(
+        self, component: torch.nn.Module, blocks: Sequence[tuple[str, torch.nn.Module]], staying: Iterable[torch.nn.Module] = ()
+    ) -> None:
+        self.component = component
+        self.blocks = tuple(blocks)
         self._staying = tuple(staying)
         self._residents: frozenset[int] = frozenset()
         self._homes: dict[int, int] = {}
@@ -56,10 +62,10 @@ class Partition:
 
     def _having(self) -> dict[int, set[int]]:
         """Return, by the tensor's id, which blocks have it; -1 stands for what lies outside of blocks, or is to stay."""
-        within = {id(module): index for index, block in enumerate(self._blocks) for module in block.modules()}
+        within = {id(module): index for index, (_, block) in enumerate(self.blocks) for module in block.modules()}
         within.update((id(module), -1) for part in self._staying for module in part.modules())
         having: dict[int, set[int]] = {}
-        for module in self._component.modules():
+        for module in self.component.modules():
             for _, tensor, _ in tensors_of(module):
                 having.setdefault(id(tensor), set()).add(within.get(id(module), -1))
         return having

@@ -70,7 +70,7 @@ class SlotPool:
         while len(self._slots) < count:
             self._slots.append(Slot(self._accelerator, nbytes, self._meter))
 
-    def extra(self, nbytes: int) -> Slot:
+    def make_extra(self, nbytes: int) -> Slot:
         """Return one slot more, beside the fixed ones, which its user frees."""
         return Slot(self._accelerator, nbytes, self._meter)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from omni_offload import (
-    LayerwiseOffloadBackend,
+    DistributedLayerwiseOffloadBackend,
     ModelLevelOffloadBackend,
     ModuleResidency,
     OffloadConfig,
@@ -156,11 +156,10 @@ def test_plans(device, pipe, kit, x, expected):
     assert kit.hooks(pipe) == []
 
 
-@pytest.mark.parametrize("strategy", [OffloadStrategy.LAYERWISE, OffloadStrategy.DISTRIBUTED_LAYERWISE])
-def test_layer_modes_are_refused_before_anything_is_touched(device, pipe, kit, strategy):
-    """The layer strategies resolve, and cannot be enabled yet."""
-    backend = LayerwiseOffloadBackend(OffloadConfig(strategy=strategy), device)
-    with pytest.raises(NotImplementedError, match=f"{strategy.value} offload cannot be enabled yet"):
+def test_the_distributed_mode_is_refused_before_anything_is_touched(device, pipe, kit):
+    """The distributed strategy resolves, and cannot be enabled yet."""
+    backend = DistributedLayerwiseOffloadBackend(OffloadConfig(strategy=OffloadStrategy.DISTRIBUTED_LAYERWISE), device)
+    with pytest.raises(NotImplementedError, match="distributed_layerwise offload cannot be enabled yet"):
         backend.enable(pipe)
     assert kit.hooks(pipe) == []
     assert backend_of(pipe) is None
