@@ -94,9 +94,14 @@ def clip_image_processor(*, image_size: int = 32) -> Any:
     return CLIPImageProcessor(size={"shortest_edge": image_size}, crop_size={"height": image_size, "width": image_size})
 
 
-def t5_encoder(*, layers: int = 3) -> Any:
-    """Return a T5 encoder for `t5_tokenizer`; its embedding is tied to `shared`, as in every T5."""
-    return ready(T5EncoderModel(T5Config(**_t5_settings(layers))))
+def t5_encoder(*, layers: int = 3, width: int = TEXT_WIDTH) -> Any:
+    """Return a T5 encoder for `t5_tokenizer`; its embedding is tied to `shared`, as in every T5.
+
+    Args:
+        layers: Number of layers.
+        width: Hidden size.
+    """
+    return ready(T5EncoderModel(T5Config(**{**_t5_settings(layers), "d_model": width})))
 
 
 def umt5_encoder(*, layers: int = 3) -> Any:
