@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
 
 from pipelines.tiny.components import TEXT_WIDTH, ready
 
-__all__ = ["control_net", "unet_2d"]
+__all__ = ["control_net", "ip_adapter", "unet_2d"]
 
-_WIDTHS = (16, 32)
+_WIDTHS = (8, 16)
 
 
 def unet_2d(**settings: Any) -> Any:
@@ -18,7 +19,7 @@ def unet_2d(**settings: Any) -> Any:
         settings: Settings of `UNet2DConditionModel`, in place of those here or beside them.
     """
     defaults = {
-        "sample_size": 16,
+        "sample_size": 8,
         "in_channels": 4,
         "out_channels": 4,
         "block_out_channels": _WIDTHS,
@@ -38,3 +39,32 @@ def control_net(unet: Any) -> Any:
     Its convolutions that begin as zeros are filled with noise: it would have no effect otherwise.
     """
     return ready(ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(8, 16)))
+
+
+def ip_adapter(unet: Any, *, image_width: int = TEXT_WIDTH, tokens: int = 4) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the weights of an IP-Adapter, as `load_ip_adapter` takes them.
+
+    Args:
+        unet: The UNet that it is for.
+        image_width: Size of what the image encoder returns.
+        tokens: Tokens that a picture becomes.
+    """
+    width = unet.config.cross_attention_dim
+    projection = {
+        "proj.weight": _noise(width * tokens, image_width),
+        "proj.bias": _noise(width * tokens),
+        "norm.weight": 1 + _noise(width),
+        "norm.bias": _noise(width),
+    }
+    crossing = [name.removesuffix(".processor") for name in unet.attn_processors if name.endswith("attn2.processor")]
+    shapes = [unet.get_submodule(name).to_k.weight.shape for name in crossing]
+    attention = {
+        f"{number}.to_{which}_ip.weight": _noise(*shape)
+        for number, shape in zip(range(1, 2 * len(shapes), 2), shapes, strict=True)
+        for which in "kv"
+    }
+    return {"image_proj": projection, "ip_adapter": attention}
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape) * 0.1
