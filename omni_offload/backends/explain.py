@@ -68,6 +68,7 @@ class _Weights:
             for name, tensor in member.owner.residency.tensors():
                 self._names[id(tensor)] = (member.name, name)
                 self._spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, (member.name, name)))
+            self._names.update((id(tensor), (member.name, name)) for name, tensor in member.owner.residency.wrappers())
 
     def find(self, value: Any) -> tuple[str, str] | None:
         """Return component and name of a tensor, of a view of one, or of a module; None for anything else."""

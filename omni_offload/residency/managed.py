@@ -128,8 +128,12 @@ class ManagedTensors:
         return self._context.meter
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the name and the object of every managed tensor."""
+        """Yield the name and the object of every managed tensor; of those with inner tensors, of these."""
         return ((entry.name, entry.tensor) for entry in self._entries)
+
+    def wrappers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and the object of every tensor that has inner tensors."""
+        return ((wrapper.name, wrapper.tensor) for wrapper in self._tables.wrappers)
 
     # ---- preparation -------------------------------------------------------------------------------------------------------
 
@@ -149,6 +153,7 @@ class ManagedTensors:
                 self._context.own(self._entries, self.name)
                 self._begun = True
                 self._set_groups(self._context.groups_of(self._entries, keep_origin=keep_origin))
+                self._follow()
 
     def commit(self) -> None:
         """Let go of what an undo would need. From here on the weights are on the host, or on the device where they are bound."""
@@ -214,4 +219,5 @@ class ManagedTensors:
         kept = set(entries)
         self._context.release(entry for entry in self._entries if entry not in kept)
         self._entries, self._tables = entries, tables
+        self._follow()
         logger.debug("%s: regrouped, %d groups", self.name, len(groups))
