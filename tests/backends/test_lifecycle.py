@@ -150,6 +150,8 @@ def test_plans(device, pipe, kit, x, expected):
     backend.disable()
     with pytest.raises(OffloadConfigError, match=r"(?s)the plan given is not one for this Pair; .*transformer_2"):
         ModelLevelOffloadBackend(MODULE, device, plan=plan).enable(kit.Pair())
+    with pytest.raises(OffloadConfigError, match=r"(?s)the plan given is not one for this Pipe; .*vae"):
+        ModelLevelOffloadBackend(MODULE, device, plan=attrs.evolve(plan, components=plan.components[:-1])).enable(pipe)
     blocks = {"treatment": Treatment.STREAM, "block_paths": ("transformer.blocks",)}
     streaming = tuple(attrs.evolve(c, **blocks) if c.path == "transformer" else c for c in plan.components)
     with pytest.raises(OffloadConfigError, match="streams transformer, which model-level offload cannot"):
