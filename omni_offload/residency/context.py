@@ -103,13 +103,11 @@ class ResidencyContext:
         bound = {id(entry.tensor): group for group in {*self._groups.values()} if group.bound for entry in group.entries}
         groups = [bound[key] for key in wanted if key in bound]
         fresh: deque[Fresh] = deque()
-        free = group_by_bytes([entry for key, entry in self._entries.items() if key not in bound])
+        free = group_by_bytes([entry for key, entry in self._entries.items() if key not in bound], touching=wanted)
         placements = deque(sorted(free, key=lambda placement: type_of(placement.entries)))  # in the arena as on the device
         del free
         while placements:
             placement = placements.popleft()
-            if wanted.isdisjoint(id(entry.tensor) for entry in placement.entries):
-                continue
             group = self._known(placement)
             if group is None:
                 group = self._register(Group(placement))
