@@ -229,6 +229,8 @@ class ModuleResidency(ManagedTensors):
                 elif group.master.region is not None and group.master.region.stays_pinned and group.intact():
                     group.move_master()
             self._follow()
+            if to_origin:
+                self._tables.derived.undo()
 
     def _disown(self) -> None:
         """End the management."""

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from omni_offload.errors import OffloadConfigError
+from omni_offload.residency.derived import DerivedTensors, derived_names
 from omni_offload.residency.subclasses import Wrapper, leaves_of, wrapper_problem
 from omni_offload.residency.tensors import Entry, span_of
 
@@ -24,11 +25,13 @@ class Tables:
 
     Attributes:
         wrappers: The tensors in them that have inner tensors.
+        derived: The tensors that they compute from their weights, which are not looked at.
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module], wrappers: Sequence[Wrapper] = ()) -> None:
         self.wrappers = wrappers
         self._states = [module.__dict__ for module in modules]
+        self.derived = DerivedTensors(self._states)
         self._tables = [(state, name, (*state[name].values(),)) for state in self._states for name in _TABLES]
         self._attributes = [(state, name, value) for state in self._states for name, value in _tensor_attributes(state)]
 
@@ -50,7 +53,8 @@ class Tables:
 
 
 def _tensor_attributes(state: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    return [(name, value) for name, value in state.items() if isinstance(value, torch.Tensor)]
+    derived = derived_names(state)
+    return [(name, value) for name, value in state.items() if isinstance(value, torch.Tensor) and name not in derived]
 
 
 def collect(modules: Mapping[str, torch.nn.Module]) -> tuple[list[Entry], Tables]:

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import torch
 from diffusers import AutoencoderOobleck, EDMDPMSolverMultistepScheduler, StableAudioDiTModel
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
 
@@ -19,9 +20,10 @@ _CHANNELS = 4
 
 
 def _vae() -> Any:
+    """Return an autoencoder of waves that has run once: what its convolutions compute when they are built cannot be deep-copied."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # upstream uses the older kind of weight normalisation
-        return ready(
+        vae = ready(
             AutoencoderOobleck(
                 encoder_hidden_size=8,
                 downsampling_ratios=[2, 4],
@@ -32,6 +34,9 @@ def _vae() -> Any:
                 sampling_rate=40,
             )
         )
+    with torch.no_grad():
+        vae(torch.zeros(1, 2, 16))
+    return vae
 
 
 def _transformer() -> Any:
