@@ -7,10 +7,10 @@ from omni_offload import OffloadPlan, OmniOffloadMixin
 
 __all__ = ["BLOCKS", "ENCODERS", "ENTRY_POINTS", "PLAN", "FluxParts"]
 
-BLOCKS = ("transformer_blocks", "single_transformer_blocks")
+BLOCKS: tuple[str, ...] = ("transformer_blocks", "single_transformer_blocks")
 """Double blocks, then single ones: of the DiT, and of a ControlNet."""
 
-ENCODERS = ("text_encoder", "text_encoder_2")
+ENCODERS: tuple[str, ...] = ("text_encoder", "text_encoder_2")
 
 PLAN = OffloadPlan(
     block_attrs={"transformer": BLOCKS},
