@@ -1,6 +1,8 @@
 PYTHON ?= python3
 # One worker a core; `make test PYTEST_ARGS=-x` for one process and the like.
 PYTEST_ARGS ?= --numprocesses auto --dist worksteal
+# The tests of the core itself: neither of the command line and the kit, nor through real pipelines.
+CORE_TESTS := $(addprefix tests/,accelerator backends hooks mixins residency selection) $(wildcard tests/test_*.py)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -8,7 +10,7 @@ SIM := $(VENV)/.sim
 SIM_SOURCES := $(wildcard omni_offload/testing/sim/csrc/*) omni_offload/testing/sim/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench wheel clean
+.PHONY: help setup demo test test-all coverage mutants check format bench docs wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -21,8 +23,17 @@ demo: $(READY) $(SIM)  ## make a picture on an accelerator smaller than the pipe
 test: $(READY) $(SIM)  ## the tests, but for the exhaustive ones
 	$(BIN)/python -m pytest -m "not exhaustive" $(PYTEST_ARGS)
 
-test-all: $(READY) $(SIM)  ## all tests (long)
+test-all: $(READY) $(SIM)  ## all tests, coverage and mutants (long)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(MAKE) coverage
+	$(MAKE) mutants
+
+coverage: $(READY) $(SIM)  ## the core's branch coverage by its own tests that do the same in every run; less than all of it fails
+	$(BIN)/python -m pytest $(CORE_TESTS) -m "not exhaustive and not rotating and not traced" --cov --cov-report=term $(PYTEST_ARGS)
+	@echo "left out on purpose:"; grep -rn "pragma: no cover" omni_offload --include='*.py' --exclude-dir=testing --exclude-dir=cli || echo "  nothing"
+
+mutants: $(READY) $(SIM)  ## change the core one line at a time; a named test must notice each
+	$(BIN)/python tests/mutation/run_mutants.py
 
 check: $(READY)  ## linter, formatter, types, import ladder
 	$(BIN)/ruff check
@@ -38,11 +49,14 @@ bench: $(READY) $(SIM)  ## the benchmarks in virtual time, which write docs/benc
 	$(BIN)/python tests/benchmarks/model_level.py --write
 	$(BIN)/python docs/readme_table.py
 
+docs: $(READY)  ## the documentation, in site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 wheel: $(READY)  ## the wheel, in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
 clean:  ## remove what was built here
-	rm -rf $(VENV) dist build outputs *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) dist build site outputs *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 # A newer pip is not needed, and its notices are not for the user of this Makefile.
 $(READY): pyproject.toml constraints.txt

@@ -3,7 +3,9 @@
 A `torch.OutOfMemoryError`, and any exception of the user's own code, passes unchanged.
 """
 
-__all__ = ["ComponentPathError", "ContractViolation", "OffloadConfigError", "OffloadError", "OffloadStateError"]
+__all__ = ["ComponentPathError", "ContractViolation", "OffloadConfigError", "OffloadError", "OffloadStateError", "quoted"]
+
+_LONGEST = 200
 
 
 class OffloadError(Exception):
@@ -24,3 +26,12 @@ class OffloadStateError(OffloadError, RuntimeError):
 
 class ContractViolation(OffloadError, AssertionError):  # noqa: N818  (a fixed public name)
     """A contract check found a pipeline that does not keep the contract."""
+
+
+def quoted(value: object) -> str:
+    """A value as it stands in a message: its `repr`, cut where it is long; its type where its `repr` fails."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  (a message about a wrong value must not be replaced by another error)
+        text = f"<{type(value).__qualname__} whose repr fails>"
+    return text if len(text) <= _LONGEST else f"{text[:120]} ... {text[-40:]}"

@@ -14,9 +14,10 @@ from omni_offload.backends import (
     OffloadBackend,
 )
 from omni_offload.config import OffloadConfig, OffloadStrategy, overridden_requests
+from omni_offload.errors import OffloadConfigError, quoted
 from omni_offload.plan import ResolvedOffloadPlan
 
-__all__ = ["get_offload_backend", "make_backend"]
+__all__ = ["get_offload_backend", "log_overridden", "make_backend"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ def get_offload_backend(od_config: Any, device: torch.device | None = None, *, m
     """Return the one backend that a configuration asks for; nothing is touched.
 
     Args:
-        od_config: An `OffloadConfig`, an `OmniDiffusionConfig`, or any object with its attributes (a missing one takes its default).
+        od_config: An `OffloadConfig`, an `OmniDiffusionConfig`, any object with its attributes (a missing one takes its default),
+            or a resolved plan.
         device: Where components run; None for the current accelerator.
         mesh: The device mesh of a distributed strategy.
 
@@ -41,19 +43,22 @@ def get_offload_backend(od_config: Any, device: torch.device | None = None, *, m
     Raises:
         OffloadConfigError: The configuration contradicts itself; every problem is named.
     """
-    if isinstance(od_config, OffloadConfig):
-        config = od_config
-    else:
-        config = OffloadConfig.from_od_config(od_config)
-        for request in overridden_requests(od_config):
-            logger.info("offload strategy %s overrides the request for %s", config.strategy.value, request)
+    plan = od_config if isinstance(od_config, ResolvedOffloadPlan) else None
+    config = OffloadConfig.from_od_config(od_config) if plan is None else plan.config
+    log_overridden(od_config, config.strategy)
     if config.strategy is OffloadStrategy.NONE:
         return None
     reason = unsupported_reason(device)
     if reason is not None:
         logger.warning("no offload: %s", reason)
         return None
-    return make_backend(config, device, mesh=mesh)
+    return make_backend(config, device, mesh=mesh, plan=plan)
+
+
+def log_overridden(od_config: object, strategy: OffloadStrategy) -> None:
+    """Log each legacy request that lost to a stronger one; none stands in an `OffloadConfig`, a selector or a plan."""
+    for request in overridden_requests(od_config):
+        logger.info("offload strategy %s overrides the request for %s", strategy.value, request)
 
 
 def make_backend(
@@ -66,7 +71,9 @@ def make_backend(
     """Return the backend of a configuration's strategy.
 
     Raises:
+        OffloadConfigError: The mesh is none.
         OffloadStateError: There is no such device.
     """
-    del mesh  # for the distributed strategy
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
+        raise OffloadConfigError(f"mesh is {quoted(mesh)}; give a torch.distributed.device_mesh.DeviceMesh, or None")
     return _BACKENDS[config.strategy](config, device, plan=plan)

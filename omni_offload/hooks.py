@@ -1,11 +1,10 @@
 """Hooks around a module's methods: `forward` and any other that counts as work.
 
 A wrapper is a callable in the module's `__dict__`. It is removed if it is still the one that stands there; where another library
-wrapped it in turn it stays captured and is inert. A copied or unpickled module runs its own code, and signatures are unchanged.
+wrapped it in turn it stays captured and is inert. A copied or pickled module is the module without its hooks: it runs its own
+code, and a process without this package loads it. Signatures are unchanged.
 """
 
-import contextlib
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -14,11 +13,11 @@ from typing import Any
 import torch
 
 from omni_offload.errors import OffloadStateError
+from omni_offload.wrappers import LeftOutOfCopies, MethodWrapper, StateWithoutHooks
 
 __all__ = ["HookRegistry", "ModelHook", "generator_kind"]
 
 _REGISTRY = "_omni_hook_registry"
-_MISSING = object()
 
 
 def generator_kind(function: object) -> str | None:
@@ -59,81 +58,13 @@ class ModelHook:
         """Called once, after the last method was unwrapped."""
 
 
-class _Wrapper:
-    """Stands in a module's `__dict__` for one method."""
-
-    def __init__(self, registry: "HookRegistry", module: torch.nn.Module, method: str) -> None:
-        function = getattr(module, method)
-        functools.update_wrapper(self, function, updated=())
-        self.__dict__.pop("__wrapped__", None)  # a bound method would keep the module alive
-        with contextlib.suppress(ValueError):  # some builtins have none
-            self.__signature__ = inspect.signature(function)
-        self._registry: HookRegistry | None = registry
-        self._module = weakref.ref(module)
-        self._method = method
-        self._previous: Any = module.__dict__.get(method, _MISSING)
-
-    def _original(self, module: torch.nn.Module) -> Callable[..., Any]:
-        if self._previous is not _MISSING:
-            return self._previous  # type: ignore[no-any-return]  # another library's callable
-        return _own_method(module, self._method)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self._module()
-        if module is None:
-            raise OffloadStateError(f"{self._method!r} was called on a module that no longer exists")
-        original = self._original(module)
-        if self._registry is None:
-            return original(*args, **kwargs)
-        return self._registry.run(module, self._method, original, args, kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copied module gets its own method, without any hook."""
-        if self._previous is not _MISSING:
-            return _same, (self._previous,)
-        module = self._module()
-        if module is None:
-            raise OffloadStateError(f"{self._method!r} of a module that no longer exists cannot be copied")
-        on_class = inspect.getattr_static(type(module), self._method, _MISSING) is not _MISSING
-        return (_own_method, (module, self._method)) if on_class else (functools.partial, (_call_own_method, module, self._method))
-
-    def retire(self) -> None:
-        """Restore what stood there before, if this wrapper still stands there; be inert wherever it was captured."""
-        self._registry = None
-        module = self._module()
-        if module is None or module.__dict__.get(self._method) is not self:
-            return
-        if self._previous is _MISSING:
-            del module.__dict__[self._method]
-        else:
-            module.__dict__[self._method] = self._previous
-
-
-def _own_method(module: torch.nn.Module, method: str) -> Callable[..., Any]:
-    """Return a method as the class has it, bound, past whatever stands in the module's `__dict__`."""
-    found: Any = inspect.getattr_static(type(module), method, _MISSING)
-    if found is _MISSING:  # a submodule, or what the class hands on to another object
-        found = type(module).__getattr__(module, method)
-    elif hasattr(type(found), "__get__"):
-        found = found.__get__(module, type(module))
-    return found  # type: ignore[no-any-return]  # whatever the class says
-
-
-def _call_own_method(module: torch.nn.Module, method: str, *args: Any, **kwargs: Any) -> Any:
-    return _own_method(module, method)(*args, **kwargs)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-class HookRegistry:
+class HookRegistry(LeftOutOfCopies):
     """The hooks of one module, by name. Make it with `get_or_create`."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = weakref.ref(module)
         self._hooks: dict[str, tuple[ModelHook, frozenset[str]]] = {}
-        self._wrappers: dict[str, _Wrapper] = {}
+        self._wrappers: dict[str, MethodWrapper] = {}
 
     @classmethod
     def get_or_create(cls, module: torch.nn.Module) -> "HookRegistry":
@@ -141,6 +72,7 @@ class HookRegistry:
         registry = module.__dict__.get(_REGISTRY)
         if registry is None:
             registry = module.__dict__[_REGISTRY] = cls(module)
+        StateWithoutHooks.install(module)
         return registry
 
     @classmethod
@@ -175,7 +107,7 @@ class HookRegistry:
             hook.initialize_hook(module)
             for method in names:
                 if method not in self._wrappers:
-                    self._wrappers[method] = wrapper = _Wrapper(self, module, method)
+                    self._wrappers[method] = wrapper = MethodWrapper(self.run, module, method)
                     module.__dict__[method] = wrapper
         except BaseException as error:
             try:
@@ -199,6 +131,7 @@ class HookRegistry:
         finally:
             self._hooks.pop(name, None)
             if not self._hooks and module is not None and module.__dict__.get(_REGISTRY) is self:
+                StateWithoutHooks.remove(module)
                 del module.__dict__[_REGISTRY]
 
     def get_hook(self, name: str) -> ModelHook | None:

@@ -16,6 +16,40 @@ BUILT_IN = (
         cases=("pipelines.flux.cases:FLUX",),
     ),
     PipelineEntry(
+        "sdxl",
+        pipeline="pipelines.sdxl.pipeline_sdxl:OmniStableDiffusionXLPipeline",
+        cases=("pipelines.sdxl.cases:TEXT_TO_IMAGE", "pipelines.sdxl.cases:TEXT_TO_IMAGE_FP16"),
+    ),
+    PipelineEntry(
+        "sdxl_img2img",
+        pipeline="pipelines.sdxl.pipeline_sdxl:OmniStableDiffusionXLImg2ImgPipeline",
+        cases=("pipelines.sdxl.cases:IMG2IMG_FP16",),
+    ),
+    PipelineEntry(
+        "stable_diffusion",
+        pipeline="pipelines.stable_diffusion.pipeline_stable_diffusion:OmniStableDiffusionPipeline",
+        cases=(
+            "pipelines.stable_diffusion.cases:TEXT_TO_IMAGE",
+            "pipelines.stable_diffusion.cases:IP_ADAPTER",
+            "pipelines.stable_diffusion.cases:SAFETY_CHECKER",
+        ),
+    ),
+    PipelineEntry(
+        "stable_diffusion_controlnet",
+        pipeline="pipelines.stable_diffusion.pipeline_controlnet:OmniStableDiffusionControlNetPipeline",
+        cases=("pipelines.stable_diffusion.cases:CONTROLNET", "pipelines.stable_diffusion.cases:MULTI_CONTROLNET"),
+    ),
+    PipelineEntry(
+        "stable_diffusion_img2img",
+        pipeline="pipelines.stable_diffusion.pipeline_stable_diffusion:OmniStableDiffusionImg2ImgPipeline",
+        cases=("pipelines.stable_diffusion.cases:IMG2IMG",),
+    ),
+    PipelineEntry(
+        "stable_diffusion_inpaint",
+        pipeline="pipelines.stable_diffusion.pipeline_stable_diffusion:OmniStableDiffusionInpaintPipeline",
+        cases=("pipelines.stable_diffusion.cases:INPAINT",),
+    ),
+    PipelineEntry(
         "wan",
         pipeline="pipelines.wan.pipeline_wan:OmniWanPipeline",
         cases=("pipelines.wan.cases:WAN_2_1", "pipelines.wan.cases:WAN_2_2", "pipelines.wan.cases:WAN_2_2_TI2V"),

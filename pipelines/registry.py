@@ -3,7 +3,7 @@
 import difflib
 import json
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,9 @@ GROUP = "omni_offload.pipelines"
 """Entry-point group through which other packages register: each entry point loads to a `PipelineEntry`."""
 
 _INDEX = "model_index.json"
+_DTYPE_NAMES = ("dtype", "torch_dtype")
+_DTYPE_SINCE = (0, 40)
+"""The diffusers that takes the first of these names; those before know the second only, those after warn of it."""
 
 
 def registered() -> Mapping[str, PipelineEntry]:
@@ -58,8 +61,8 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
 
     Args:
         path: A local folder with a `model_index.json`, which may name the upstream class or ours.
-        kwargs: Passed on to the class's `from_pretrained`. Nothing is downloaded, unless `local_files_only=False` is
-            given.
+        kwargs: Passed on to the class's `from_pretrained`, `dtype` under the name that the installed diffusers has for it. Nothing is
+            downloaded, unless `local_files_only=False` is given.
 
     Raises:
         PipelineLookupError: It is no such folder, or no pipeline is registered for its class.
@@ -67,7 +70,17 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
     folder = Path(path)
     entry = _entry_for(_saved_class_name(folder), asked=f"the pipeline in {str(folder)!r}")
     cls: Any = entry.load()
-    return cls.from_pretrained(folder, **{"local_files_only": True, **kwargs})
+    return cls.from_pretrained(folder, **{"local_files_only": True, **_as_known(kwargs)})
+
+
+def _as_known(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments with the type of the weights under the name that the installed diffusers takes without a warning."""
+    asked = {key: value for key, value in kwargs.items() if key in _DTYPE_NAMES}
+    if len(asked) != 1:
+        return dict(kwargs)
+    major, minor, *_ = version("diffusers").split(".")
+    known = _DTYPE_NAMES[(int(major), int(minor)) < _DTYPE_SINCE]
+    return {**{key: value for key, value in kwargs.items() if key not in asked}, known: next(iter(asked.values()))}
 
 
 def from_pipe(pipe: Any) -> Any:

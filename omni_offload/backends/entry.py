@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -90,7 +91,9 @@ class EntryHook(ModelHook):
     def _refuse_autograd(self, module: torch.nn.Module, method: str, inputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        wanting = next((f"its weight {name}" for name, tensor in self._member.owner.residency.tensors() if tensor.requires_grad), None)
+        residency = self._member.owner.residency
+        weights = itertools.chain(residency.tensors(), residency.wrappers())
+        wanting = next((f"its weight {name}" for name, tensor in weights if tensor.requires_grad), None)
         if wanting is None and any(tensor.requires_grad for tensor in tensors_in(inputs)):
             wanting = "an input"
         if wanting is not None:

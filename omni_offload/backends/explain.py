@@ -88,6 +88,7 @@ class _Weights:
             for name, tensor in one.residency.tensors():
                 self._names[id(tensor)] = (one, name)
                 self._spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, (one, name)))
+            self._names.update((id(tensor), (one, name)) for name, tensor in one.residency.wrappers())
 
     def find(self, value: Any) -> tuple[OnHost, str] | None:
         """Return owner and name of a tensor, of a view of one, or of a module; None for anything else."""

@@ -4,9 +4,13 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from omni_offload.backends.waits import awaited_by
 from omni_offload.errors import OffloadStateError
 
 __all__ = ["CallLock"]
+
+#: Seconds after which a thread that waits looks again whether it waits in vain: the other may have begun to wait since.
+_LOOK_AGAIN = 0.2
 
 _TABLE = threading.Condition()
 _WAITING: dict[int, "CallLock"] = {}
@@ -50,7 +54,7 @@ class CallLock:
         """Take the lock, or take it once more; blocks while another thread holds it.
 
         Raises:
-            OffloadStateError: That thread waits, directly or through others, for a lock that this thread holds.
+            OffloadStateError: That thread waits, directly or through others, for a lock that this thread holds, or for this thread.
         """
         me = threading.get_ident()
         with _TABLE:
@@ -58,7 +62,7 @@ class CallLock:
                 while self._thread not in (None, me):
                     self._refuse_deadlock(me)
                     _WAITING[me] = self
-                    _TABLE.wait()
+                    _TABLE.wait(_LOOK_AGAIN)
             finally:
                 _WAITING.pop(me, None)
             self._thread = me
@@ -90,11 +94,16 @@ class CallLock:
             self.release(token)
 
     def _refuse_deadlock(self, me: int) -> None:
-        lock: CallLock | None = self
-        while lock is not None and lock._thread is not None:  # noqa: SLF001  (other locks of this class)
-            if lock._thread == me:  # noqa: SLF001
+        """Follow who waits for whom, from the thread that holds the lock; a wait that leads back here could not end."""
+        seen: set[int] = set()
+        thread = self._thread
+        while thread is not None and thread not in seen:
+            if thread == me:
                 raise OffloadStateError(
-                    f"a call on {self.name} waits for another thread's call, which waits for this thread: neither could end; "
-                    "call the pipelines in the same order in every thread, or from one thread"
+                    f"a call on {self.name} waits for another thread's call, which waits for this thread: neither could end; call the "
+                    "pipelines in the same order in every thread, or from one thread, and do not join a thread that uses a component "
+                    "from within a call"
                 )
-            lock = _WAITING.get(lock._thread)  # noqa: SLF001
+            seen.add(thread)
+            lock = _WAITING.get(thread)
+            thread = lock._thread if lock is not None else awaited_by(thread)  # noqa: SLF001  (another lock of this class)

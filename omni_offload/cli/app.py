@@ -1,14 +1,8 @@
-"""The commands."""
+"""The commands. What needs torch is imported by the command that needs it: help and the list of pipelines come at once."""
 
-import contextlib
-import importlib
-import importlib.util
 import json
-import logging
 import sys
-import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,22 +12,16 @@ from rich.table import Table
 
 import pipelines
 from omni_offload.cli import BAD_INPUT, PROGRAM
-from omni_offload.cli.generate import Request, generate
-from omni_offload.cli.picture import check_output, default_output, save_png, tile
-from omni_offload.cli.places import choose_place
 from omni_offload.cli.problems import InputError, one_line
-from omni_offload.cli.progress import shown_wait
-from omni_offload.cli.show import Summary, show
-from omni_offload.cli.targets import make_job
-from omni_offload.config import make_config, parse_bytes
 from omni_offload.errors import OffloadError
 
 __all__ = ["app", "run_app"]
 
 _INTERRUPTED = 130
-_NOISY = ("diffusers.utils.logging", "transformers.utils.logging")
-_ERRORS_ONLY = logging.ERROR
+_FAILED = 1
 _WIDE = 200  # columns, where no terminal says how many there are
+
+# ruff: noqa: PLC0415  (as the first line says)
 
 app = typer.Typer(
     name=PROGRAM,
@@ -94,39 +82,73 @@ def run(  # noqa: PLR0913  (options of a command line)
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make a picture with offloaded weights, and show what was moved."""
-    selector = {"mode": mode, "pin_memory": not no_pin}
-    if device_memory is not None:
-        selector["device_memory"] = _size("--device-memory", device_memory)
-    config = make_config(selector)
-    limit = None if capacity is None else _size("--capacity", capacity)
-    path = default_output(target, prompt) if output is None else output
-    with _quiet(), contextlib.redirect_stdout(sys.stderr):
-        console = Console(stderr=True)
-        with shown_wait("preparing (the first time builds the simulated accelerator: 20 s)", console):
-            job = make_job(target, prompt=prompt, steps=steps, seed=seed)
-            check_output(path, make_folder=output is None)
-            place = choose_place(device)
-        start = time.perf_counter()
-        request = Request(job=job, place=place, config=config, capacity=limit, compare=not no_compare)
-        outcome = generate(request, console)
-        save_png(tile(outcome.outputs), path)
-        seconds = time.perf_counter() - start
-    summary = Summary(target=target, prompt=prompt, seed=seed, place=place, outcome=outcome, output=path, seconds=seconds)
+    from omni_offload.cli.run import run_target
+    from omni_offload.cli.show import show
+
+    summary = run_target(
+        target,
+        prompt=prompt,
+        mode=mode,
+        device=device,
+        device_memory=device_memory,
+        capacity=capacity,
+        output=output,
+        steps=steps,
+        seed=seed,
+        pin_memory=not no_pin,
+        compare=not no_compare,
+    )
     if as_json:
         _write(summary.to_json())
     else:
         show(summary, _console())
 
 
-def _size(option: str, value: str) -> int:
-    """Read a size: bytes, or a number with a unit; at least one byte."""
-    try:
-        size = parse_bytes(int(value) if value.isdecimal() else value)
-    except OffloadError as error:
-        raise InputError(f"{option}: {error}") from error
-    if size < 1:
-        raise InputError(f"{option} {value}: give at least one byte")
-    return size
+@app.command()
+def check(  # noqa: PLR0913  (options of a command line)
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET|MODULE:CASE]...",
+            help="Registered pipelines (all their cases), local folders with saved ones, or PipelineCases of importable modules. A "
+            "folder is called as a registered case of its class is: its prompt, its small size, its few steps.",
+        ),
+    ] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Every registered pipeline.")] = False,
+    checks: Annotated[list[str] | None, typer.Option(metavar="NAME,...", help="Only these checks; may be repeated.")] = None,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try everything where a seeded sample is the default.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    device: Annotated[str | None, typer.Option(help="An accelerator; left out: the simulated one.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="fp32, bf16 or fp16; may be repeated. Left out: as each case makes it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for all cases.")] = False,
+) -> None:
+    """Run the contract: does offload change a bit, leave something behind, or hide a failure?
+
+    The exit status is 1 where a check failed, or passed that a case expects to fail.
+    """
+    from omni_offload.cli.check import run_checks
+    from omni_offload.cli.verdict import show_case, show_total
+
+    console = _console()
+    verdict = run_checks(
+        targets or [],
+        every=every,
+        checks=checks,
+        exhaustive=exhaustive,
+        seed=seed,
+        device=device,
+        dtypes=dtype or [],
+        each=(lambda _: None) if as_json else (lambda checked: show_case(checked, console)),
+    )
+    if as_json:
+        _write(verdict.to_json())
+    else:
+        show_total(verdict, console)
+    if verdict.interrupted:
+        raise typer.Exit(_INTERRUPTED)
+    if not verdict.good:
+        raise typer.Exit(_FAILED)
 
 
 def _refuse(error: BaseException | str) -> int:
@@ -140,25 +162,3 @@ def _write(text: str) -> None:
 
 def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=_WIDE)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep back what libraries log below an error, their bars where there is no terminal, and warnings about their own future."""
-    logs = [importlib.import_module(name) for name in _NOISY if importlib.util.find_spec(name.partition(".")[0])]
-    levels = [log.get_verbosity() for log in logs]
-    barred = [log for log in logs if log.is_progress_bar_enabled() and not sys.stderr.isatty()]
-    with warnings.catch_warnings():
-        for kind in (FutureWarning, DeprecationWarning):
-            warnings.simplefilter("ignore", kind)
-        for log in logs:
-            log.set_verbosity(_ERRORS_ONLY)
-        for log in barred:
-            log.disable_progress_bar()
-        try:
-            yield
-        finally:
-            for log, level in zip(logs, levels, strict=True):
-                log.set_verbosity(level)
-            for log in barred:
-                log.enable_progress_bar()

@@ -9,7 +9,7 @@ import attrs
 import torch
 from rich.console import Console
 
-from omni_offload.cli.places import Kind, Place
+from omni_offload.cli.places import Kind, Place, fewer_threads
 from omni_offload.cli.problems import InputError
 from omni_offload.cli.progress import shown_progress, shown_wait
 from omni_offload.cli.targets import Job
@@ -24,9 +24,6 @@ __all__ = ["Outcome", "Request", "generate"]
 
 _SLACK = 1 << 16
 """Bytes of a chosen capacity that the allocator's granularity may take."""
-
-_TINY = 1 << 25
-"""Bytes of weights below which one thread is faster than several."""
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +105,7 @@ def generate(request: Request, console: Console) -> Outcome:
         raise InputError(f"{type(pipeline).__name__} does not inherit OmniOffloadMixin, so it has no offload to run with")
     plan = resolve_offload_plan(pipeline, request.config)
     run = _Run(job=request.job, pipeline=pipeline, plan=plan, device=place.device, console=console)
-    with _fewer_threads(run.weight_bytes):
+    with fewer_threads(run.weight_bytes):
         if place.kind is Kind.CPU:
             return run.on_cpu()
         if place.kind is Kind.SIMULATED:
@@ -254,15 +251,3 @@ def _quiet_device() -> Iterator[None]:
     """Use the simulated accelerator with asynchronous copies and no limits, and put its settings back afterwards."""
     with sim.settings(mode="threads", races="record", poison=True, capacity=0, pinned_capacity=0, fail_alloc_in=-1, fail_pin_in=-1):
         yield
-
-
-@contextmanager
-def _fewer_threads(weight_bytes: int) -> Iterator[None]:
-    """Run a tiny pipeline on one thread of the host: waking others takes longer than its kernels do."""
-    before = torch.get_num_threads()
-    if weight_bytes < _TINY:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

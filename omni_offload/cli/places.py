@@ -1,5 +1,7 @@
 """Where a pipeline runs: the machine's accelerator, else the simulated one, else the CPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 import attrs
@@ -10,9 +12,12 @@ from omni_offload.cli.problems import InputError, one_line
 from omni_offload.errors import OffloadStateError
 from omni_offload.testing import sim
 
-__all__ = ["Kind", "Place", "choose_place", "find_accelerator"]
+__all__ = ["Kind", "Place", "choose_place", "fewer_threads", "find_accelerator"]
 
 SIM = "sim"
+
+_TINY = 1 << 25
+"""Bytes of weights below which one thread is faster than several."""
 
 
 class Kind(Enum):
@@ -91,3 +96,15 @@ def _simulated(index: int) -> Place:
         raise OffloadStateError(reason)
     sim.install()
     return Place(device=torch.device(SIM, index), kind=Kind.SIMULATED)
+
+
+@contextmanager
+def fewer_threads(weight_bytes: int) -> Iterator[None]:
+    """Run a tiny pipeline on one thread of the host: waking others takes longer than its kernels do."""
+    before = torch.get_num_threads()
+    if weight_bytes < _TINY:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -8,7 +8,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["shown_progress", "shown_wait"]
+__all__ = ["PREPARING", "shown_progress", "shown_wait"]
+
+PREPARING = "preparing (the first time builds the simulated accelerator: 20 s)"
 
 _HOOK = "progress_bar"
 """The method by which diffusers' pipelines make their bars: of an iterable, or of a number of steps."""

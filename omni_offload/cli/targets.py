@@ -17,7 +17,7 @@ from omni_offload.cli.problems import InputError
 from omni_offload.errors import OffloadError
 from omni_offload.testing import PipelineCase
 
-__all__ = ["Job", "make_job", "saved_dtype"]
+__all__ = ["Job", "is_folder", "load_folder", "make_job", "saved_dtype"]
 
 _VOCABULARIES: Mapping[str, str] = {"digits": "pipelines.digits.sizes:WORDS"}
 """Entries that were trained for a few prompts only: any other would draw noise."""
@@ -58,7 +58,7 @@ def make_job(target: str, *, prompt: str | None, steps: int | None, seed: int) -
     """
     _check_text(prompt)
     entry = pipelines.registered().get(target)
-    if entry is None and (Path(target).exists() or "/" in target):
+    if entry is None and is_folder(target):
         return _of_folder(Path(target), prompt=prompt, steps=steps, seed=seed)
     if entry is None:
         pipelines.get(target)  # raises, with what there is
@@ -75,13 +75,12 @@ def make_job(target: str, *, prompt: str | None, steps: int | None, seed: int) -
     return Job(name=target, make_pipeline=case.make_pipeline, make_inputs=make_inputs, outputs=case.outputs)
 
 
-def _of_folder(folder: Path, *, prompt: str | None, steps: int | None, seed: int) -> Job:
-    def make_pipeline() -> Any:
-        try:
-            return pipelines.from_pretrained(folder, torch_dtype=saved_dtype(folder))
-        except (OSError, ValueError) as error:
-            raise error if isinstance(error, OffloadError) else InputError(f"{folder} does not load: {error}") from error
+def is_folder(target: str) -> bool:
+    """Whether a target that is no registered name is meant as a folder."""
+    return Path(target).exists() or "/" in target
 
+
+def _of_folder(folder: Path, *, prompt: str | None, steps: int | None, seed: int) -> Job:
     def make_inputs(pipeline: Any) -> dict[str, Any]:
         parameters = _parameters(pipeline)
         if prompt is None and "prompt" in parameters:
@@ -89,7 +88,20 @@ def _of_folder(folder: Path, *, prompt: str | None, steps: int | None, seed: int
         inputs = {"output_type": "pt"} if "output_type" in parameters else {}
         return _changed(inputs, pipeline, prompt=prompt, steps=steps, seed=seed)
 
-    return Job(name=str(folder), make_pipeline=make_pipeline, make_inputs=make_inputs, outputs=_tensors)
+    return Job(name=str(folder), make_pipeline=lambda: load_folder(folder), make_inputs=make_inputs, outputs=_tensors)
+
+
+def load_folder(folder: Path) -> Any:
+    """Load a saved pipeline in the type that most of its weights have.
+
+    Raises:
+        InputError: It cannot be loaded.
+        PipelineLookupError: It is no folder of a pipeline, or no pipeline is registered for its class.
+    """
+    try:
+        return pipelines.from_pretrained(folder, dtype=saved_dtype(folder))
+    except (OSError, ValueError) as error:
+        raise error if isinstance(error, OffloadError) else InputError(f"{folder} does not load: {error}") from error
 
 
 def saved_dtype(folder: Path) -> torch.dtype:

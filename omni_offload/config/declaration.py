@@ -5,13 +5,15 @@ from collections.abc import Mapping
 import attrs
 
 from omni_offload.config.checks import raise_problems
+from omni_offload.errors import quoted
 from omni_offload.protocols import TEXT_ENCODER_COMPONENT
 
 __all__ = ["OffloadPlan", "encoder_kind"]
 
 
 def _frozen_names(value: object) -> object:
-    return frozenset(value) if isinstance(value, list | tuple | set | frozenset) else value
+    usable = isinstance(value, list | tuple | set | frozenset) and all(isinstance(item, str) for item in value)
+    return frozenset(value) if usable else value  # type: ignore[call-overload]  # it is a collection
 
 
 def _name_tuples(value: object) -> object:
@@ -60,7 +62,7 @@ class OffloadPlan:
             elif field.name in {"encoder_component_types", "offload_submodules"}:
                 _check_strings(field.name, value, problems)
             elif not isinstance(value, frozenset) or not all(_is_path(path) for path in value):
-                problems.append(f"{field.name} is {value!r}; give a set of dotted paths")
+                problems.append(f"{field.name} is {quoted(value)}; give a set of dotted paths")
         raise_problems("OffloadPlan", problems)
 
 
@@ -70,26 +72,26 @@ def _is_path(value: object) -> bool:
 
 def _check_stacks(name: str, value: object, problems: list[str]) -> None:
     if not isinstance(value, Mapping):
-        problems.append(f"{name} is {value!r}; give a mapping of path -> tuple of names")
+        problems.append(f"{name} is {quoted(value)}; give a mapping of path -> tuple of names")
         return
     for path, names in value.items():
         if not _is_path(path):
-            problems.append(f"{name} has the key {path!r}; give a dotted path")
+            problems.append(f"{name} has the key {quoted(path)}; give a dotted path")
         if not isinstance(names, tuple) or not all(_is_path(item) for item in names):
-            problems.append(f"{name}[{path!r}] is {names!r}; give a tuple of dotted names, such as ('blocks',)")
+            problems.append(f"{name}[{quoted(path)}] is {quoted(names)}; give a tuple of dotted names, such as ('blocks',)")
         elif len(set(names)) < len(names):
-            problems.append(f"{name}[{path!r}] is {names!r}, which names one container twice; name it once")
+            problems.append(f"{name}[{quoted(path)}] is {quoted(names)}, which names one container twice; name it once")
 
 
 def _check_strings(name: str, value: object, problems: list[str]) -> None:
     if not isinstance(value, Mapping):
-        problems.append(f"{name} is {value!r}; give a mapping of path -> name")
+        problems.append(f"{name} is {quoted(value)}; give a mapping of path -> name")
         return
     for path, item in value.items():
         if not _is_path(path) or not _is_path(item):
-            problems.append(f"{name} maps {path!r} to {item!r}; give dotted names")
+            problems.append(f"{name} maps {quoted(path)} to {quoted(item)}; give dotted names")
         elif name == "encoder_component_types" and item != TEXT_ENCODER_COMPONENT:
-            problems.append(f"{name} maps {path!r} to {item!r}; the one kind of encoder is {TEXT_ENCODER_COMPONENT!r}")
+            problems.append(f"{name} maps {quoted(path)} to {quoted(item)}; the one kind of encoder is {TEXT_ENCODER_COMPONENT!r}")
 
 
 def encoder_kind(name: str, plan: OffloadPlan | None = None) -> str | None:

@@ -10,6 +10,7 @@ from omni_offload.config.choices import DLOTransfer, OffloadStrategy
 from omni_offload.config.options import LEGACY_STRATEGIES, LayerOptions, LegacyFields
 from omni_offload.config.parallel import DiffusionParallelConfig, derive_dp_size, parallel_problems
 from omni_offload.config.selector import COMPONENTS, Selector
+from omni_offload.errors import quoted
 from omni_offload.protocols import DIT_COMPONENT
 
 __all__ = ["agree_layers", "agree_parallel", "merge_legacy"]
@@ -88,10 +89,12 @@ def agree_parallel(fields: dict[str, Any], problems: list[str]) -> None:
 def agree_layers(fields: dict[str, Any], transfers: object, problems: list[str]) -> None:
     """Make `dlo_transfers`, `dlo_use_allgather` and `dlo_resident_layers` agree with `layer_options`."""
     options: dict[str, LayerOptions] = fields["layer_options"]
+    if transfers and fields["strategy"] is not OffloadStrategy.DISTRIBUTED_LAYERWISE:
+        problems.append("dlo_transfers stand beside a strategy that is not distributed; drop them")
     if options and fields["strategy"] not in _STREAMING:
         problems.append("layer_options stand beside a strategy that streams nothing; drop them, or use a layer strategy")
     _agree_residents(fields, options, problems)
-    merged = _merge_transfers(options, transfers, problems)
+    merged = _merge_transfers(options, transfers, fields["components"], problems)
     gathers = fields["dlo_use_allgather"]
     default = DLOTransfer.ALLGATHER if gathers else DLOTransfer.RANK_LOCAL
     dit = merged.get(DIT_COMPONENT, default)
@@ -118,14 +121,18 @@ def _agree_residents(fields: dict[str, Any], options: dict[str, LayerOptions], p
     fields["dlo_resident_layers"] = number or dit.resident_layers or 0
 
 
-def _merge_transfers(options: Mapping[str, LayerOptions], transfers: object, problems: list[str]) -> dict[str, DLOTransfer]:
+def _merge_transfers(
+    options: Mapping[str, LayerOptions], transfers: object, components: frozenset[str] | None, problems: list[str]
+) -> dict[str, DLOTransfer]:
     if not isinstance(transfers, Mapping | None):
-        problems.append(f"dlo_transfers is {transfers!r}; give a mapping of component -> transfer")
+        problems.append(f"dlo_transfers is {quoted(transfers)}; give a mapping of component -> transfer")
         transfers = None
     merged: dict[str, DLOTransfer] = {}
     for name, value in (transfers or {}).items():
         if name not in COMPONENTS:
-            problems.append(f"dlo_transfers names {name!r}; {did_you_mean(name, COMPONENTS)}")
+            problems.append(f"dlo_transfers names {quoted(name)}; {did_you_mean(name, COMPONENTS)}")
+        elif components is not None and name not in components:
+            problems.append(f"dlo_transfers names {name!r}, which components leaves out; select it, or drop its transfer")
         transfer = check_choice(f"dlo_transfers.{name}", value, DLOTransfer, problems)
         if transfer is not None:
             merged[name] = transfer

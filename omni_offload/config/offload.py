@@ -12,9 +12,12 @@ from omni_offload.config.legacy import agree_layers, agree_parallel, merge_legac
 from omni_offload.config.options import LayerOptions, read_legacy
 from omni_offload.config.parallel import DiffusionParallelConfig, parallel_problems
 from omni_offload.config.selector import read_components, read_options_by_component, read_selector
+from omni_offload.errors import quoted
 from omni_offload.protocols import DIT_COMPONENT, TEXT_ENCODER_COMPONENT
 
 __all__ = ["OffloadConfig"]
+
+_NO_CONFIG = (Mapping, str, bytes, int, float, list, tuple, set, frozenset, type, type(None))
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +82,8 @@ class OffloadConfig:
         and disagrees with the selector is an error.
 
         Args:
-            od_config: An `OmniDiffusionConfig`, or any object with its attributes; a missing one takes its default.
+            od_config: An `OmniDiffusionConfig`, or any object with its attributes; a missing one takes its default. An
+                `OffloadConfig` is returned as it is.
 
         Returns:
             The configuration; its strategy is NONE where nothing is asked for.
@@ -88,9 +92,11 @@ class OffloadConfig:
             OffloadConfigError: Something is wrong; the message names every problem. Nothing was touched.
             NotImplementedError: The selector's mode is "auto".
         """
+        if isinstance(od_config, cls):
+            return od_config
         problems: list[str] = []
-        if isinstance(od_config, Mapping):
-            problems.append("it is a mapping; a selector goes into its field diffusion_offload_config")
+        if isinstance(od_config, _NO_CONFIG):  # an object of which every attribute is missing would ask for nothing
+            problems.append(f"it is {quoted(od_config)}, no configuration; a selector goes into its field diffusion_offload_config")
         legacy = read_legacy(od_config, problems)
         problems.extend(parallel_problems(legacy.parallel_config))
         raw = getattr(od_config, "diffusion_offload_config", None)

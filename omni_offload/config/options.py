@@ -8,6 +8,7 @@ import attrs
 from omni_offload.config.checks import check_bool, check_choice, check_int, check_keys, check_path, raise_problems
 from omni_offload.config.choices import DLOTransfer, OffloadStrategy, ResidentPlacement
 from omni_offload.config.parallel import DiffusionParallelConfig, read_parallel
+from omni_offload.errors import quoted
 
 __all__ = [
     "LEGACY_STRATEGIES",
@@ -70,7 +71,7 @@ def read_layer_options(where: str, value: object, problems: list[str]) -> LayerO
         return value
     known = [field.name for field in attrs.fields(LayerOptions)]
     if not isinstance(value, Mapping):
-        problems.append(f"{where} is {value!r}; give a mapping with keys of {', '.join(known)}")
+        problems.append(f"{where} is {quoted(value)}; give a mapping with keys of {', '.join(known)}")
         return LayerOptions()
     check_keys(where, value, known, problems)
     return LayerOptions(**_read_options(where, value, problems))  # type: ignore[arg-type]  # checked one by one
@@ -108,8 +109,8 @@ def read_legacy(source: object, problems: list[str]) -> LegacyFields:
     limit = getattr(source, "dlo_host_registration_limit_gib", None)
     if limit is None:
         limit = 0.0
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0:
-        problems.append(f"dlo_host_registration_limit_gib is {limit!r}; give a number of GiB >= 0")
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 <= limit < 2**33:
+        problems.append(f"dlo_host_registration_limit_gib is {quoted(limit)}; give a number of GiB >= 0, and not infinite")
         limit = 0.0
     return LegacyFields(
         **flags,
@@ -153,6 +154,6 @@ class OmniDiffusionConfig:
         problems: list[str] = []
         selector: object = self.diffusion_offload_config
         if not isinstance(selector, Mapping | None):
-            problems.append(f"diffusion_offload_config is {selector!r}; give a mapping or None")
+            problems.append(f"diffusion_offload_config is {quoted(selector)}; give a mapping or None")
         read_legacy(self, problems)
         raise_problems("OmniDiffusionConfig", problems)

@@ -5,7 +5,7 @@ import math
 import attrs
 
 from omni_offload.config.checks import check_bool, check_int, raise_problems
-from omni_offload.errors import OffloadConfigError
+from omni_offload.errors import OffloadConfigError, quoted
 
 __all__ = [
     "DiffusionParallelConfig",
@@ -44,8 +44,10 @@ class DiffusionParallelConfig:
 
     def __attrs_post_init__(self) -> None:
         problems: list[str] = []
-        _read(self, problems)
+        fields = _read(self, problems)
         raise_problems("DiffusionParallelConfig", problems)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)  # the defaults, where None was given
 
 
 def _read(source: object, problems: list[str]) -> dict[str, int | bool]:
@@ -67,7 +69,7 @@ def read_parallel(source: object, problems: list[str]) -> DiffusionParallelConfi
         return source
     known = [field.name for field in attrs.fields(DiffusionParallelConfig)]
     if source is not None and not any(hasattr(source, name) for name in known):
-        problems.append(f"parallel_config is {source!r}; give an object with attributes such as {', '.join(known)}")
+        problems.append(f"parallel_config is {quoted(source)}; give an object with attributes such as {', '.join(known)}")
         return DiffusionParallelConfig()
     found: list[str] = []
     fields = _read(source, found)

@@ -8,7 +8,7 @@ from omni_offload.config.checks import raise_problems
 from omni_offload.config.choices import OffloadStrategy
 from omni_offload.config.offload import OffloadConfig
 from omni_offload.config.options import OmniDiffusionConfig, read_legacy
-from omni_offload.errors import OffloadConfigError
+from omni_offload.errors import OffloadConfigError, quoted
 
 __all__ = ["make_config", "overridden_requests"]
 
@@ -40,7 +40,7 @@ def make_config(
         problems.append(f"{', '.join(selector_keys)} stand beside a {type(config).__name__}, which says it all; put them into it")
     if not isinstance(config, OffloadConfig):
         if not any(hasattr(config, name) for name in _ENGINE_FIELDS):
-            problems.append(f"config is {config!r}; give a mode, a selector, an OffloadConfig or an engine's configuration")
+            problems.append(f"config is {quoted(config)}; give a mode, a selector, an OffloadConfig or an engine's configuration")
         raise_problems("Offload cannot be configured", problems)
         config = OffloadConfig.from_od_config(config)
     raise_problems("Offload cannot be configured", problems)

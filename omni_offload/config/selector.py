@@ -16,6 +16,7 @@ from omni_offload.config.checks import (
 )
 from omni_offload.config.choices import OffloadMode, OffloadStrategy
 from omni_offload.config.options import LayerOptions, read_layer_options
+from omni_offload.errors import quoted
 from omni_offload.protocols import DIT_COMPONENT, TEXT_ENCODER_COMPONENT, VAE_COMPONENT
 
 __all__ = ["COMPONENTS", "SELECTOR_KEYS", "Selector", "parse_selector", "read_components", "read_selector"]
@@ -75,15 +76,15 @@ def read_components(where: str, value: object, problems: list[str]) -> frozenset
         return None
     if not isinstance(value, list | tuple | set | frozenset) or not value:
         example = f"[{value!r}]" if isinstance(value, str) and value in COMPONENTS else "['dit']"
-        problems.append(f"{where} is {value!r}; give a non-empty list of component names, such as {example}")
+        problems.append(f"{where} is {quoted(value)}; give a non-empty list of component names, such as {example}")
         return None
     found = len(problems)
     for name, count in Counter(value).items() if all(isinstance(name, str) for name in value) else ():
         if name not in COMPONENTS:
-            problems.append(f"{where} names {name!r}; {did_you_mean(name, COMPONENTS)}")
+            problems.append(f"{where} names {quoted(name)}; {did_you_mean(name, COMPONENTS)}")
         elif count > 1:
             problems.append(f"{where} names {name!r} {count} times; name it once")
-    problems.extend(f"{where} holds {name!r}; give strings" for name in value if not isinstance(name, str))
+    problems.extend(f"{where} holds {quoted(name)}; give strings" for name in value if not isinstance(name, str))
     return None if len(problems) > found else frozenset(value)
 
 
@@ -92,12 +93,12 @@ def read_options_by_component(where: str, value: object, components: frozenset[s
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        problems.append(f"{where} is {value!r}; give a mapping of component -> options")
+        problems.append(f"{where} is {quoted(value)}; give a mapping of component -> options")
         return {}
     options: dict[str, LayerOptions] = {}
     for name, fields in value.items():
         if name not in COMPONENTS:
-            problems.append(f"{where} names {name!r}; {did_you_mean(name, COMPONENTS)}")
+            problems.append(f"{where} names {quoted(name)}; {did_you_mean(name, COMPONENTS)}")
         elif components is not None and name not in components:
             problems.append(f"{where} has options for {name!r}, which components leaves out; select it, or drop them")
         options[str(name)] = read_layer_options(f"{where}.{name}", fields, problems)
@@ -111,7 +112,7 @@ def read_selector(value: object, problems: list[str]) -> Selector | None:
         NotImplementedError: The mode is "auto", and nothing else is wrong.
     """
     if not isinstance(value, Mapping):
-        problems.append(f"the selector is {value!r}; give a mapping with keys of {', '.join(SELECTOR_KEYS)}")
+        problems.append(f"the selector is {quoted(value)}; give a mapping with keys of {', '.join(SELECTOR_KEYS)}")
         return None
     check_keys("the selector", value, SELECTOR_KEYS, problems)
     mode = check_choice("mode", value.get("mode"), OffloadMode, problems)

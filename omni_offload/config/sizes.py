@@ -2,13 +2,15 @@
 
 import re
 
-from omni_offload.errors import OffloadConfigError
+from omni_offload.errors import OffloadConfigError, quoted
 
 __all__ = ["format_bytes", "parse_bytes"]
 
+_BOUND = 2**63
+
 _UNITS: dict[str, int] = {"b": 1, **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}}
 _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([a-zA-Z]+)")
 
 
 def parse_bytes(value: object) -> int:
@@ -24,12 +26,19 @@ def parse_bytes(value: object) -> int:
     Raises:
         OffloadConfigError: The value is neither.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    size = value if isinstance(value, int) and not isinstance(value, bool) else _read(value) if isinstance(value, str) else None
+    if size is None or not 0 <= size < _BOUND:
+        raise OffloadConfigError(
+            f"{quoted(value)} is not a size; give bytes as an int >= 0 and < 2**63, or a string like '12GiB' or '800MiB'"
+        )
+    return size
+
+
+def _read(text: str) -> int | None:
+    match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise OffloadConfigError(f"{value!r} is not a size; give bytes as an int >= 0, or a string like '12GiB' or '800MiB'")
+        return None
     whole, _, fraction = match[1].partition(".")
     return int(whole) * unit + int(fraction or 0) * unit // int(10 ** len(fraction))
 

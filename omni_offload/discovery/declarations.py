@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from omni_offload.discovery.paths import is_path
 from omni_offload.discovery.problems import Problems, class_name, nearest
+from omni_offload.errors import quoted
 
 __all__ = ["LISTS", "declared_co_residents", "declared_entry_points", "declared_lists", "method_problem", "validate_declarations"]
 
@@ -32,7 +33,7 @@ def declared_lists(source: object, problems: Problems) -> dict[str, tuple[str, .
     for name, kind in LISTS.items():
         value = getattr(source, name, [])
         if not isinstance(value, list | tuple) or not all(is_path(path) for path in value):
-            problems.about_config(f"{name} is {value!r}; give a list of dotted paths")
+            problems.about_config(f"{name} is {quoted(value)}; give a list of dotted paths")
             value = []
         for path in value:
             places.setdefault(path, []).append(name)
@@ -79,7 +80,7 @@ def declared_co_residents(source: object, problems: Problems) -> list[tuple[str,
     """The well-formed groups of `_co_resident_modules`; the others are added to `problems`."""
     groups = getattr(source, "_co_resident_modules", [])
     if not isinstance(groups, list | tuple):
-        problems.about_config(f"_co_resident_modules is {groups!r}; give a list of tuples of paths")
+        problems.about_config(f"_co_resident_modules is {quoted(groups)}; give a list of tuples of paths")
         return []
     found = []
     for group in groups:
@@ -87,7 +88,7 @@ def declared_co_residents(source: object, problems: Problems) -> list[tuple[str,
         if usable and len(set(group)) == len(group) >= 2:
             found.append(tuple(group))
         else:
-            problems.about_config(f"_co_resident_modules holds {group!r}; give a tuple of two or more paths, each once")
+            problems.about_config(f"_co_resident_modules holds {quoted(group)}; give a tuple of two or more paths, each once")
     return found
 
 
@@ -95,14 +96,14 @@ def declared_entry_points(source: object, problems: Problems) -> dict[str, tuple
     """The well-formed entries of `_offload_entry_points`; the others are added to `problems`."""
     entry_points = getattr(source, "_offload_entry_points", {})
     if not isinstance(entry_points, Mapping):
-        problems.about_config(f"_offload_entry_points is {entry_points!r}; give a mapping of path -> method names")
+        problems.about_config(f"_offload_entry_points is {quoted(entry_points)}; give a mapping of path -> method names")
         return {}
     found = {}
     for path, methods in entry_points.items():
         if path != "" and not is_path(path):
-            problems.about_config(f"_offload_entry_points has the key {path!r}; give a dotted path, or ''")
+            problems.about_config(f"_offload_entry_points has the key {quoted(path)}; give a dotted path, or ''")
         elif not isinstance(methods, list | tuple) or not all(isinstance(name, str) and name for name in methods):
-            problems.about_config(f"_offload_entry_points[{path!r}] is {methods!r}; give a tuple of method names")
+            problems.about_config(f"_offload_entry_points[{quoted(path)}] is {quoted(methods)}; give a tuple of method names")
         else:
             found[path] = tuple(dict.fromkeys(methods))
     return found

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from omni_offload.backends import OffloadBackend, backend_of, manage
 from omni_offload.config import OffloadConfig, OmniDiffusionConfig, make_config
 from omni_offload.errors import OffloadConfigError
-from omni_offload.factory import make_backend
+from omni_offload.factory import log_overridden, make_backend
 from omni_offload.mixins.discovery import ComponentDiscoveryMixin
 from omni_offload.mixins.model_offload import ModelCpuOffloadMixin
 from omni_offload.plan import ResolvedOffloadPlan
@@ -52,6 +52,7 @@ class OmniOffloadMixin(ComponentDiscoveryMixin, ModelCpuOffloadMixin):
                 f"a resolved plan was given together with {', '.join(sorted(selector_keys))}; resolve a new plan instead"
             )
         resolved = plan.config if plan is not None else make_config(config, **selector_keys)  # type: ignore[arg-type]  # plan is none
+        log_overridden(config, resolved.strategy)
         return manage(self, make_backend(resolved, device, mesh=mesh, plan=plan))
 
     def disable_omni_offload(self) -> None:

@@ -2,14 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Self
 
 import attrs
 
 from omni_offload.config import DLOTransfer, OffloadConfig, OffloadStrategy, format_bytes
-from omni_offload.errors import OffloadConfigError
+from omni_offload.discovery import Problems
+from omni_offload.errors import OffloadConfigError, quoted
+from omni_offload.plan.checks import component_problems, plan_problems
 
 __all__ = ["PlannedComponent", "ResolvedOffloadPlan", "Treatment"]
 
@@ -25,8 +27,15 @@ class Treatment(str, Enum):  # noqa: UP042  (as the enums of the configuration)
     """On the device."""
 
 
-def _names(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(value)
+def _names(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _raise_problems(subject: str, texts: list[str]) -> None:
+    problems = Problems(subject)
+    for text in texts:
+        problems.about_config(text)
+    problems.raise_any()
 
 
 @attrs.frozen(kw_only=True)
@@ -45,6 +54,9 @@ class PlannedComponent:
         transfer: How a block reaches the device; None where the strategy is not distributed or nothing streams.
         on_demand: Whether it has `load_to_device` and `offload_to_cpu`, and the pipeline drives it.
         weight_bytes: Unpadded bytes of its distinct parameters and buffers.
+
+    Raises:
+        OffloadConfigError: A value is of another type, or two contradict each other; the message names every problem.
     """
 
     path: str
@@ -58,6 +70,9 @@ class PlannedComponent:
     transfer: DLOTransfer | None = attrs.field(default=None, converter=attrs.converters.optional(DLOTransfer))
     on_demand: bool = False
     weight_bytes: int
+
+    def __attrs_post_init__(self) -> None:
+        _raise_problems(f"Planned component {quoted(self.path)}", component_problems(self))
 
 
 @attrs.frozen(kw_only=True)
@@ -75,6 +90,9 @@ class ResolvedOffloadPlan:
         co_residents: Groups of paths that are onloaded together.
         entry_points: Path of a component or submodule and its methods that count as work.
         call_methods: Methods of the pipeline itself that count as a call.
+
+    Raises:
+        OffloadConfigError: A value is of another type, or two contradict each other; the message names every problem.
     """
 
     pipeline_class: str
@@ -84,6 +102,9 @@ class ResolvedOffloadPlan:
     co_residents: tuple[tuple[str, ...], ...] = ()
     entry_points: tuple[tuple[str, tuple[str, ...]], ...] = ()
     call_methods: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        _raise_problems("The plan", plan_problems(self))
 
     def component(self, path: str) -> PlannedComponent:
         """The component of a path or alias.
@@ -137,7 +158,7 @@ class ResolvedOffloadPlan:
         return "\n".join(f"{name}: {old} -> {new}" for name, old, new in lines if old != new)
 
     def __str__(self) -> str:
-        width = max((len(component.path) for component in self.components), default=0)
+        width = max(len(component.path) for component in self.components)
         head = f"{self.pipeline_class.rpartition('.')[2]}: {self.strategy.value}"
         rows = (
             f"  {component.path:<{width}}  {component.kind:<12}  {component.treatment.value:<6}  "
@@ -167,10 +188,14 @@ def _read(fields: dict[str, Any]) -> dict[str, Any]:
         "strategy": OffloadStrategy(fields["strategy"]),
         "config": OffloadConfig.from_fields(fields["config"]),
         "components": tuple(PlannedComponent(**component) for component in fields["components"]),
-        "co_residents": tuple(tuple(group) for group in fields["co_residents"]),
-        "entry_points": tuple((path, tuple(methods)) for path, methods in fields["entry_points"]),
-        "call_methods": tuple(fields["call_methods"]),
+        "co_residents": _frozen(fields["co_residents"]),
+        "entry_points": _frozen(fields["entry_points"]),
+        "call_methods": _frozen(fields["call_methods"]),
     }
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
 def _flat(plan: ResolvedOffloadPlan) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from omni_offload.config import OffloadConfig, OffloadStrategy
 from omni_offload.discovery import (
@@ -47,6 +48,7 @@ def resolve_offload_plan(pipeline: object, config: OffloadConfig) -> ResolvedOff
     components = find_components(pipeline, problems)
     plan = pipeline_plan(pipeline, problems)
     check_plan(pipeline, plan, components, problems)
+    _check_initialised(components, problems)
     planner = ComponentPlanner(pipeline=pipeline, config=config, plan=plan, problems=problems)
     planned = tuple(planner.plan_component(component) for component in components)
     check_ownership(planner.blocks, problems)
@@ -65,6 +67,15 @@ def resolve_offload_plan(pipeline: object, config: OffloadConfig) -> ResolvedOff
         entry_points=tuple((entry.path, entry.methods) for entry in entry_points),
         call_methods=declared.get("", ()),
     )
+
+
+def _check_initialised(components: Iterable[Component], problems: Problems) -> None:
+    for component in components:
+        weights = component.module.named_parameters() if component.module is not None else ()
+        buffers = component.module.named_buffers() if component.module is not None else ()
+        names = [f"{component.path}.{name}" for name, tensor in (*weights, *buffers) if is_lazy(tensor)]
+        if names:
+            problems.about_config(f"{', '.join(names)} have no shape yet, so that no bytes can be counted; run {component.path!r} once")
 
 
 def _check_served(config: OffloadConfig, planned: tuple[PlannedComponent, ...], problems: Problems) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from omni_offload.config import OffloadPlan
 from omni_offload.discovery import Component, Problems, class_name, find_module, is_path
+from omni_offload.errors import quoted
 
 __all__ = ["WELL_KNOWN_BLOCKS", "Block", "blocks_at", "check_ownership", "declared_stacks"]
 
@@ -73,7 +74,7 @@ def _class_stacks(component: Component, problems: Problems) -> tuple[str, ...] |
         names = [single]
     if not isinstance(names, list | tuple) or not all(is_path(name) for name in names):
         problems.about_config(
-            f"{class_name(module)}._layerwise_offload_blocks_attrs of {component.path!r} is {names!r}; give a list of names"
+            f"{class_name(module)}._layerwise_offload_blocks_attrs of {component.path!r} is {quoted(names)}; give a list of names"
         )
         return ()
     return tuple(names)

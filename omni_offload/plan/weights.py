@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["weight_bytes"]
@@ -18,13 +20,16 @@ def weight_bytes(module: nn.Module) -> int:
         module: The module; its weights may be anywhere, on the meta device too.
 
     Returns:
-        Bytes; of a sharded parameter its local shard's, of a wrapper subclass its inner tensors'.
+        Bytes; of a sharded parameter its local shard's, of a wrapper subclass its inner tensors', of one whose shape is not
+        known yet none.
     """
     spans: dict[torch.device, list[tuple[int, int]]] = {}
     total = 0
     plain = {id(inner): inner for tensor in chain(module.parameters(), module.buffers()) for inner in _plain(tensor)}
     for tensor in plain.values():
-        if tensor.layout is not torch.strided or tensor.is_meta:
+        if is_lazy(tensor):
+            continue
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or isinstance(tensor, FakeTensor):
             total += tensor.numel() * tensor.element_size()
         elif tensor.numel():
             start = tensor.data_ptr()

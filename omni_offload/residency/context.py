@@ -4,11 +4,10 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from omni_offload.accelerator import Accelerator, PinnedMemory, host_memory_limit
 from omni_offload.errors import OffloadConfigError, OffloadStateError
@@ -28,8 +27,9 @@ LATE_PIN_BYTES = 1 << 20
 #: Most bytes of one pinned region: while it is filled, the memory that the weights came from is not freed yet.
 _REGION_BYTES = 1 << 30
 
-#: Tensor object -> weak reference to the context that manages it: at most one does.
-_OWNERS: MutableMapping[torch.Tensor, "weakref.ref[ResidencyContext]"] = WeakIdKeyDictionary()
+#: Id of a tensor -> the context that manages it: at most one does, and keeps the tensor alive. No weak reference to a tensor: it
+#: would keep `torch.utils.swap_tensors` from working.
+_OWNERS: dict[int, "weakref.ref[ResidencyContext]"] = {}
 _OWNERS_LOCK = threading.RLock()
 
 Fresh = tuple[Group, Placement]
@@ -79,8 +79,10 @@ class ResidencyContext:
         reference = weakref.ref(self)
         with _OWNERS_LOCK:
             self._refuse_second_owner(entries, asker)
+            for key in [key for key, owner in _OWNERS.items() if owner() is None]:
+                del _OWNERS[key]
             for entry in entries:
-                _OWNERS[entry.tensor] = reference
+                _OWNERS[id(entry.tensor)] = reference
 
     def groups_of(self, entries: Sequence[Entry], *, keep_origin: bool = False, pin_from: int | None = 1) -> list[Group]:
         """Return the groups of some owned entries, with a master each; groups that are as they were left are kept.
@@ -101,13 +103,11 @@ class ResidencyContext:
         bound = {id(entry.tensor): group for group in {*self._groups.values()} if group.bound for entry in group.entries}
         groups = [bound[key] for key in wanted if key in bound]
         fresh: deque[Fresh] = deque()
-        free = group_by_bytes([entry for key, entry in self._entries.items() if key not in bound])
+        free = group_by_bytes([entry for key, entry in self._entries.items() if key not in bound], touching=wanted)
         placements = deque(sorted(free, key=lambda placement: type_of(placement.entries)))  # in the arena as on the device
         del free
         while placements:
             placement = placements.popleft()
-            if wanted.isdisjoint(id(entry.tensor) for entry in placement.entries):
-                continue
             group = self._known(placement)
             if group is None:
                 group = self._register(Group(placement))
@@ -133,10 +133,10 @@ class ResidencyContext:
                 key = id(entry.tensor)
                 group = self._groups.get(key)
                 if group is None or not group.users:
+                    if self._owner(entry) is self:
+                        del _OWNERS[key]
                     self._groups.pop(key, None)
                     self._entries.pop(key, None)
-                    if self._owner(entry) is self:
-                        del _OWNERS[entry.tensor]
         used = {group.master.region for group in self._groups.values() if group.master is not None}
         for region in [region for region in self._regions if region not in used]:
             region.unpin()  # not left to the collector, in which an interrupt would be lost
@@ -144,8 +144,10 @@ class ResidencyContext:
 
     @staticmethod
     def _owner(entry: Entry) -> "ResidencyContext | None":
-        reference = _OWNERS.get(entry.tensor)
-        return None if reference is None else reference()
+        reference = _OWNERS.get(id(entry.tensor))
+        owner = None if reference is None else reference()
+        known = None if owner is None else owner._entries.get(id(entry.tensor))  # noqa: SLF001  (of this class)
+        return owner if known is not None and known.tensor is entry.tensor else None
 
     def _refuse_second_owner(self, entries: Iterable[Entry], asker: str) -> None:
         for entry in entries:

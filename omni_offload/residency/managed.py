@@ -127,8 +127,12 @@ class ManagedTensors:
         return self._context.meter
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the name and the object of every managed tensor."""
+        """Yield the name and the object of every managed tensor; of those with inner tensors, of these."""
         return ((entry.name, entry.tensor) for entry in self._entries)
+
+    def wrappers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and the object of every tensor that has inner tensors."""
+        return ((wrapper.name, wrapper.tensor) for wrapper in self._tables.wrappers)
 
     # ---- preparation -------------------------------------------------------------------------------------------------------
 
@@ -148,9 +152,12 @@ class ManagedTensors:
                 self._context.own(self._entries, self.name)
                 self._begun = True
                 self._set_groups(self._context.groups_of(self._entries, keep_origin=keep_origin))
+                self._tables.derived.put_back(keep_origin=keep_origin)
+                self._follow()
 
     def commit(self) -> None:
         """Let go of what an undo would need. From here on the weights are on the host, or on the device where they are bound."""
+        self._tables.derived.commit()
         for group in self._groups or ():
             group.origin = None
 
@@ -172,12 +179,20 @@ class ManagedTensors:
             group.users.add(self)
             self.counters.bytes_out += group.found_bytes
             group.found_bytes = 0
+        kept = {*groups}
         for group in self._groups or ():
-            if group not in groups:
+            if group not in kept:
                 group.users.discard(self)
                 group.drop(self)
         self._groups = groups
         self._sizes = [group.nbytes for group in groups]
+
+    def _follow(self) -> None:
+        """Let every tensor with inner tensors be where these are bound, and none that is computed outlive its use. Idempotent."""
+        for wrapper in self._tables.wrappers:
+            wrapper.follow()
+        if self._begun and not any(self in group.bound for group in self._groups or ()):
+            self._tables.derived.put_back()
 
     # ---- change ------------------------------------------------------------------------------------------------------------
 
@@ -221,4 +236,5 @@ class ManagedTensors:
         kept = set(entries)
         self._context.release(entry for entry in self._entries if entry not in kept)
         self._entries, self._tables = entries, tables
+        self._follow()
         logger.debug("%s: regrouped, %d groups", self.name, len(groups))

@@ -139,6 +139,7 @@ class ModuleResidency(ManagedTensors):
             self._await_copies(groups)
             for group in groups:
                 group.bind(self)
+            self._follow()
 
     def _await_copies(self, groups: Sequence[Group]) -> None:
         stream = self._accelerator.current_stream()
@@ -160,6 +161,7 @@ class ModuleResidency(ManagedTensors):
         with self._lock, unwatched():
             groups = [group for group in self._groups or () if self in group.bound or (force and group.copy is not None)]
             if not groups:
+                self._follow()
                 return
             self._note_use(groups)
             first: BaseException | None = None
@@ -168,6 +170,7 @@ class ModuleResidency(ManagedTensors):
                     self.counters.bytes_out += group.unbind(self, force=force, copy_back=copy_back)
                 except BaseException as error:  # noqa: BLE001  (raised below)
                     first = error if first is None else first
+            self._follow()
             if first is not None:
                 try:
                     raise first
@@ -214,6 +217,7 @@ class ModuleResidency(ManagedTensors):
         with unwatched():
             for group in self._groups or ():
                 group.repair()
+            self._follow()
 
     def _take_in(self) -> None:
         if self._begun and not any(self in group.bound for group in self._groups or ()):
@@ -229,6 +233,9 @@ class ModuleResidency(ManagedTensors):
                     group.back_to_origin()
                 elif group.master.region is not None and group.master.region.stays_pinned and group.intact():
                     group.move_master()
+            self._follow()
+            if to_origin:
+                self._tables.derived.undo()
 
     def _disown(self) -> None:
         """End the management."""

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
-from omni_offload.residency.tables import tensors_of
+from omni_offload.residency.tables import leaves_in
 from omni_offload.residency.tensors import Entry, group_by_bytes
 
 __all__ = ["Partition"]
@@ -66,7 +66,7 @@ class Partition:
         within.update((id(module), -1) for part in self._staying for module in part.modules())
         having: dict[int, set[int]] = {}
         for module in self.component.modules():
-            for _, tensor, _ in tensors_of(module):
+            for tensor in leaves_in(module):
                 having.setdefault(id(tensor), set()).add(within.get(id(module), -1))
         return having
 

@@ -1,17 +1,18 @@
 """Which tensors a module has, which of them can be moved as bytes, and whether its tables changed since the last look."""
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from omni_offload.errors import OffloadConfigError
+from omni_offload.residency.derived import DerivedTensors, derived_names
+from omni_offload.residency.subclasses import Wrapper, leaves_of, wrapper_problem
 from omni_offload.residency.tensors import Entry, span_of
 
-__all__ = ["Tables", "collect", "tensors_of"]
+__all__ = ["Tables", "collect", "leaves_in"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -21,10 +22,16 @@ class Tables:
     """A snapshot of the tables (parameters, buffers, submodules, tensor attributes) of some modules, to see changes of structure.
 
     What stood in them is kept alive, so that a successor cannot be taken for it.
+
+    Attributes:
+        wrappers: The tensors in them that have inner tensors.
+        derived: The tensors that they compute from their weights, which are not looked at.
     """
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+    def __init__(self, modules: Iterable[torch.nn.Module], wrappers: Sequence[Wrapper] = ()) -> None:
+        self.wrappers = wrappers
         self._states = [module.__dict__ for module in modules]
+        self.derived = DerivedTensors(self._states)
         self._tables = [(state, name, (*state[name].values(),)) for state in self._states for name in _TABLES]
         self._attributes = [(state, name, value) for state in self._states for name, value in _tensor_attributes(state)]
 
@@ -34,53 +41,76 @@ class Tables:
             table = state[name]
             if len(table) != len(known) or not all(map(operator.is_, table.values(), known)):
                 return True
-        return any(state.get(name) is not known for state, name, known in self._attributes)
+        if any(state.get(name) is not known for state, name, known in self._attributes):
+            return True
+        return any(wrapper.changed() for wrapper in self.wrappers)
 
     def grown(self) -> bool:
         """Whether a module has a tensor attribute that it had not at the snapshot (slower than `changed`: reads every attribute)."""
-        return sum(1 for state in self._states for _ in _tensor_attributes(state)) != len(self._attributes)
+        if sum(len(_tensor_attributes(state)) for state in self._states) != len(self._attributes):
+            return True
+        return any(wrapper.grown() for wrapper in self.wrappers)
 
 
-def _tensor_attributes(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in state.items():
-        if isinstance(value, torch.Tensor):
-            yield name, value
+def _tensor_attributes(state: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    derived = derived_names(state)
+    return [(name, value) for name, value in state.items() if isinstance(value, torch.Tensor) and name not in derived]
 
 
 def collect(modules: Mapping[str, torch.nn.Module]) -> tuple[list[Entry], Tables]:
-    """Return every distinct tensor of some modules, and a snapshot of their tables.
+    """Return every distinct tensor of some modules (of those with inner tensors, these), and a snapshot of their tables.
 
     Args:
         modules: The modules by the name that messages use.
 
     Raises:
-        OffloadConfigError: A tensor that cannot be moved as bytes (meta, sparse, with inner tensors), all by name.
+        OffloadConfigError: A tensor that cannot be moved as bytes (meta, sparse, distributed), all by name.
     """
-    entries: dict[int, Entry] = {}
-    walked: dict[int, torch.nn.Module] = {}
-    problems: list[str] = []
+    found = _Found()
     with torch._C.DisableTorchFunction():  # noqa: SLF001  (a subclass must not see it)
         for root, top in modules.items():
             for path, module in top.named_modules():
-                if id(module) in walked:
-                    continue
-                prefix = f"{root}.{path}" if path else root
-                if isinstance(module, torch.jit.ScriptModule):
-                    problems.append(f"{prefix} ({type(module).__name__}): TorchScript owns its tensors; leave it unmanaged")
-                    continue
-                walked[id(module)] = module
-                for name, tensor, owner in tensors_of(module):
-                    if id(tensor) in entries:
-                        continue
-                    if problem := _unmovable(tensor):
-                        problems.append(f"{prefix}.{name} ({type(tensor).__name__}): {problem}")
-                    entries[id(tensor)] = Entry.of(tensor, f"{prefix}.{name}", buffer_of=owner)
-    if problems:
-        raise OffloadConfigError("these tensors cannot be offloaded: " + "; ".join(problems))
-    return list(entries.values()), Tables(list(walked.values()))
+                found.add(f"{root}.{path}" if path else root, module)
+    if found.problems:
+        raise OffloadConfigError("these tensors cannot be offloaded: " + "; ".join(found.problems))
+    return list(found.entries.values()), Tables(found.modules.values(), list(found.wrappers.values()))
 
 
-def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.nn.Module | None]]:
+class _Found:
+    """What was found in modules so far, each object once, by its id."""
+
+    def __init__(self) -> None:
+        self.modules: dict[int, torch.nn.Module] = {}
+        self.entries: dict[int, Entry] = {}
+        self.wrappers: dict[int, Wrapper] = {}
+        self.problems: list[str] = []
+
+    def add(self, prefix: str, module: torch.nn.Module) -> None:
+        """Look at one module, without its children."""
+        if id(module) in self.modules:
+            return
+        if isinstance(module, torch.jit.ScriptModule):
+            self.problems.append(f"{prefix} ({type(module).__name__}): TorchScript owns its tensors; leave it unmanaged")
+            return
+        self.modules[id(module)] = module
+        for name, tensor, owner in _tensors(module):
+            if id(tensor) not in self.entries and id(tensor) not in self.wrappers:
+                self._add_tensor(f"{prefix}.{name}", tensor, owner)
+
+    def _add_tensor(self, name: str, tensor: torch.Tensor, owner: torch.nn.Module | None) -> None:
+        leaves, around = leaves_of(name, tensor)
+        if problem := wrapper_problem(tensor, around):
+            self.problems.append(f"{name} ({type(tensor).__name__}): {problem}")
+            return
+        self.wrappers.update((id(wrapper.tensor), wrapper) for wrapper in around)
+        for path, leaf in leaves:
+            if id(leaf) not in self.entries:
+                if problem := _unmovable(leaf):
+                    self.problems.append(f"{path} ({type(leaf).__name__}): {problem}")
+                self.entries[id(leaf)] = Entry.of(leaf, path, buffer_of=owner)
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.nn.Module | None]]:
     """Yield name, tensor and, for what the module may write without a version counter, the module."""
     state = module.__dict__
     for table, owner in ((state["_parameters"], None), (state["_buffers"], module)):
@@ -91,6 +121,12 @@ def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, tor
         yield name, tensor, module
 
 
+def leaves_in(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the tensors of one module, without its children; in the place of those with inner tensors, these."""
+    with torch._C.DisableTorchFunction():  # noqa: SLF001  (as above)
+        return [leaf for name, tensor, _ in _tensors(module) for _, leaf in leaves_of(name, tensor)[0]]
+
+
 def _unmovable(tensor: torch.Tensor) -> str | None:
     if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
         return "it is on the meta device and has no values; load the weights first"
@@ -99,17 +135,13 @@ def _unmovable(tensor: torch.Tensor) -> str | None:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "nested" if tensor.is_nested else "quantised" if tensor.is_quantized else str(tensor.layout)
         return f"its layout ({kind}) is not a plain strided one; densify it or leave its component unmanaged"
-    if type(tensor) not in _PLAIN and (_has_inner_tensors(tensor) or not _has_memory(tensor)):
-        return "its values lie in inner tensors; leave its component unmanaged, or dequantise it"
+    if type(tensor) not in _PLAIN and not _has_memory(tensor):
+        return "its values lie in tensors that it does not name (no __tensor_flatten__); leave its component unmanaged, or dequantise it"
     end = span_of(tensor)[1]
     storage = tensor.untyped_storage()
     if tensor.numel() and end > storage.data_ptr() + storage.nbytes():
         return f"its storage holds {storage.nbytes()} bytes, fewer than its {tensor.numel()} elements span; it was freed or cut short"
     return None
-
-
-def _has_inner_tensors(value: object) -> bool:
-    return bool(is_traceable_wrapper_subclass(value))
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -6,8 +6,10 @@ that only share a storage (a flat checkpoint) do not. Strides and the offsets in
 Whoever calls these functions with tensors of a subclass disables torch functions first: a subclass must not see it.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import attrs
 import torch
@@ -121,62 +123,79 @@ def view_of(raw: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
         return torch._neg_view(view) if like.is_neg() else view  # noqa: SLF001  (the only way to set the bit)
 
 
-@attrs.frozen(eq=False)
-class _Span:
-    """The bytes from `start` to `end` (addresses) that one tensor lies in."""
-
-    start: int
-    end: int
-    entry: Entry
-
-    @property
-    def device(self) -> torch.device:
-        return self.entry.tensor.device
+#: The bytes that one tensor lies in: address of the first, address after the last, the tensor.
+_Span = tuple[int, int, Entry]
 
 
-def group_by_bytes(entries: Iterable[Entry]) -> list[Placement]:
+def group_by_bytes(entries: Iterable[Entry], *, touching: AbstractSet[int] | None = None) -> list[Placement]:
     """Group tensors by overlapping bytes; the order is that of the first entry of each group.
+
+    Args:
+        entries: The tensors.
+        touching: Ids of tensors: only groups that hold one of them are returned; None: all.
 
     Raises:
         OffloadConfigError: Tensors overlap in a way that no one storage shows; by name.
     """
     entries = list(entries)
     order = {id(entry): index for index, entry in enumerate(entries)}
-    placements = [Placement((e,), e.tensor.untyped_storage(), 0, 0, (0,)) for e in entries if not e.tensor.numel()]
-    spans = [_Span(*span_of(entry.tensor), entry) for entry in entries if entry.tensor.numel()]
-    spans.sort(key=lambda span: (str(span.device), span.start, span.end))
-    runs: list[list[_Span]] = []
-    for span in spans:
-        run = [span]
-        while runs and runs[-1][0].device == span.device and max(s.end for s in runs[-1]) > _start(run):
-            run = runs.pop() + run
-        runs.append(run)
-    placements.extend(map(_placement, runs))
-    placements.sort(key=lambda placement: min(order[id(entry)] for entry in placement.entries))
+    placements = []
+    spans: dict[torch.device, list[_Span]] = {}
+    for entry in entries:
+        if entry.tensor.numel():
+            spans.setdefault(entry.tensor.device, []).append((*span_of(entry.tensor), entry))
+        elif touching is None or id(entry.tensor) in touching:
+            placements.append(Placement((entry,), entry.tensor.untyped_storage(), 0, 0, (0,)))
+    runs = itertools.chain.from_iterable(map(_runs, spans.values()))
+    placements += [_placement(run) for run in runs if touching is None or any(id(entry.tensor) in touching for _, _, entry in run)]
+    placements.sort(key=lambda placement: min([order[id(entry)] for entry in placement.entries]))
     return placements
+
+
+def _runs(spans: list[_Span]) -> list[list[_Span]]:
+    """Return the spans of one device that overlap, also where a group begins lower than its first tensor."""
+    spans.sort(key=lambda span: span[:2])
+    runs: list[list[_Span]] = []
+    ends: list[int] = []
+    for span in spans:
+        run, end = [span], span[1]
+        while runs and ends[-1] > (run[0][0] if len(run) == 1 else _start(run)):
+            run, end = runs.pop() + run, max(ends.pop(), end)
+        runs.append(run)
+        ends.append(end)
+    return runs
 
 
 def span_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the addresses of a tensor's first byte and of the byte after its last."""
-    first = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.itemsize
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    return int(first), int(first + (reach + 1) * tensor.itemsize)
+    first, itemsize = tensor.data_ptr(), tensor.itemsize
+    if tensor.is_contiguous():
+        return first, first + tensor.numel() * itemsize
+    reach = sum([(size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)])
+    return first, first + (reach + 1) * itemsize
 
 
 def _start(run: Sequence[_Span]) -> int:
     """Return where a group begins: where element sizes differ, low enough that every offset is a whole number of elements."""
-    itemsizes = {span.entry.tensor.itemsize for span in run}
-    start = run[0].start
+    itemsizes = {entry.tensor.itemsize for _, _, entry in run}
+    start = run[0][0]
     if len(itemsizes) == 1:
         return start
-    return start - (start - run[0].entry.tensor.untyped_storage().data_ptr()) % math.lcm(*itemsizes)
+    return start - (start - run[0][2].tensor.untyped_storage().data_ptr()) % math.lcm(*itemsizes)
 
 
 def _placement(run: Sequence[_Span]) -> Placement:
-    entries = tuple(span.entry for span in run)
-    start, end = _start(run), max(span.end for span in run)
-    offsets = tuple(span.start - start for span in run)
-    for storage in (entry.tensor.untyped_storage() for entry in entries):
+    if len(run) == 1:
+        ((start, end, entry),) = run
+        storage, itemsize = entry.tensor.untyped_storage(), entry.tensor.itemsize
+        within = start - storage.data_ptr()
+        if within % itemsize == 0 <= within and within + end - start <= storage.nbytes():
+            return Placement((entry,), storage, start, end - start, (0,))
+    entries = tuple([entry for _, _, entry in run])
+    start, end = _start(run) if len(run) > 1 else run[0][0], max([stop for _, stop, _ in run])
+    offsets = tuple([first - start for first, _, _ in run])
+    for entry in entries:
+        storage = entry.tensor.untyped_storage()
         within = start - storage.data_ptr()
         whole = all((within + at) % e.tensor.itemsize == 0 == at % e.tensor.itemsize for e, at in zip(entries, offsets, strict=True))
         if whole and within >= 0 and within + end - start <= storage.nbytes():

@@ -63,8 +63,8 @@ class Bench(DeviceFacts):
         self._staying: dict[int, set[str]] = {}
 
     def random(self) -> random.Random:
-        """Return a generator that gives each check the same sample every time."""
-        return random.Random(f"{self._seed} {self.check}")  # noqa: S311  (no secret)
+        """Return a generator that gives each check of a case the same sample every time; other cases try other points."""
+        return random.Random(f"{self._seed} {self.check} {self.case.name}")  # noqa: S311  (no secret)
 
     def sample(self, population: list[Any], count: int) -> list[Any]:
         """Return all of a list where the run is exhaustive, else a seeded sample in order."""

@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+from omni_offload.residency.derived import derived_names
+
 __all__ = [
     "Snapshot",
     "Target",
@@ -85,7 +87,7 @@ def bytes_on(module: torch.nn.Module, device: torch.device) -> list[str]:
 
 def device_size(modules: Iterable[torch.nn.Module], *, alignment: int = _ALIGNMENT) -> int:
     """Return the device bytes that modules need at most: distinct byte ranges, each rounded up, in allocations of 512 bytes."""
-    spans = sorted({_span(tensor) for module in modules for tensor in tensors_of(module).values() if tensor.numel()})
+    spans = sorted({_span(tensor) for module in modules for tensor in _moving(module) if tensor.numel()})
     total, end = 0, -1
     for start, stop in spans:
         if start >= end:
@@ -94,6 +96,14 @@ def device_size(modules: Iterable[torch.nn.Module], *, alignment: int = _ALIGNME
             total += -(-(stop - end) // alignment) * alignment
         end = max(end, stop)
     return -(-total // _UNIT) * _UNIT
+
+
+def _moving(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield what has to be on the device with a module: parameters, buffers and plain tensors, but not what is computed from them."""
+    yield from tensors_of(module).values()
+    for state in (inner.__dict__ for inner in module.modules()):
+        computed = derived_names(state)
+        yield from (value for name, value in state.items() if isinstance(value, torch.Tensor) and name not in computed)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -175,12 +185,11 @@ class Snapshot:
 
     def lost_objects(self) -> list[str]:
         """Return the names of tensors that are no longer the same Python objects."""
-        return [
-            f"{path}.{name}"
-            for path, module in self._components.items()
-            for name, tensor in self._tensors[path].items()
-            if tensors_of(module).get(name) is not tensor.tensor
-        ]
+        lost = []
+        for path, module in self._components.items():
+            now = tensors_of(module)
+            lost += [f"{path}.{name}" for name, tensor in self._tensors[path].items() if now.get(name) is not tensor.tensor]
+        return lost
 
     def _changed_tensors(self, path: str, module: torch.nn.Module, *, device: bool) -> Iterator[str]:
         now, before = _see(module, values=False), self._tensors[path]

@@ -31,13 +31,15 @@ def rule_of(check: Check) -> str:
     return (check.__doc__ or "").strip().partition("\n")[0]
 
 
-def check_pipeline(
+def check_pipeline(  # noqa: PLR0913  (options, all with defaults)
     case: PipelineCase,
     *,
     device: torch.device | str | None = None,
     checks: Iterable[Check | str] | None = None,
     exhaustive: bool = False,
     seed: int = 0,
+    begin: Callable[[str], None] = lambda _: None,
+    done: Callable[[CheckResult], None] = lambda _: None,
 ) -> CheckReport:
     """Run the contract on a case.
 
@@ -47,6 +49,8 @@ def check_pipeline(
         checks: Which of `all_checks()`, themselves or by name, or further functions of the same form; None: all.
         exhaustive: Try every line, allocation and registration where the default is a seeded sample.
         seed: Of the samples.
+        begin: Called with the name of every check that is asked for, before it runs.
+        done: Called with every result, in the order of the report; what it or `begin` raises ends the run.
 
     Returns:
         A result for every check of `all_checks()`; those that were not asked for are NOT_RUN.
@@ -57,10 +61,14 @@ def check_pipeline(
     asked = _asked(checks)
     _refuse_unknown(case.expected_failures, f"expected_failures of case {case.name!r} names", extra=[c.__name__ for c in asked])
     bench = make_bench(case, device, exhaustive=exhaustive, seed=seed)
-    results = [
-        run_check(check, bench) if check in asked else _result(check, Outcome.NOT_RUN, "not asked for")
-        for check in (*CHECKS, *(check for check in asked if check not in CHECKS))
-    ]
+    results = []
+    for check in (*CHECKS, *(check for check in asked if check not in CHECKS)):
+        if check in asked:
+            begin(check.__name__)
+            results.append(run_check(check, bench))
+        else:
+            results.append(_result(check, Outcome.NOT_RUN, "not asked for"))
+        done(results[-1])
     return CheckReport(case=case.name, device=str(bench.device), results=tuple(results))
 
 

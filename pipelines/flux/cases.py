@@ -1,63 +1,134 @@
 """Flux cases: random weights, a few hundred thousand parameters."""
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxControlNetModel, FluxTransformer2DModel
 
 from omni_offload.testing import PipelineCase
-from pipelines.flux.pipeline_flux import OmniFluxPipeline
+from pipelines.flux.pipeline_controlnet import OmniFluxControlNetPipeline
+from pipelines.flux.pipeline_flux import OmniFluxImg2ImgPipeline, OmniFluxKontextPipeline, OmniFluxPipeline
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready, t5_encoder
-from pipelines.tiny.inputs import as_tensors
+from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.seeding import generator, seeded
 from pipelines.tiny.tokenizers import clip_tokenizer, t5_tokenizer
 
-__all__ = ["FLUX"]
+__all__ = ["FLUX", "FLUX_CONTROLNET", "FLUX_IMG2IMG", "FLUX_KONTEXT", "FLUX_MULTI_CONTROLNET"]
+
+_BLOCKS: dict[str, Any] = {
+    "patch_size": 1,
+    "in_channels": 16,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": TEXT_WIDTH,
+    "pooled_projection_dim": TEXT_WIDTH,
+    "guidance_embeds": True,
+    "axes_dims_rope": (4, 6, 6),
+}
 
 
-def _transformer() -> Any:
-    return ready(
-        FluxTransformer2DModel(
-            patch_size=1,
-            in_channels=16,
-            num_layers=3,
-            num_single_layers=4,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=TEXT_WIDTH,
-            pooled_projection_dim=TEXT_WIDTH,
-            guidance_embeds=True,
-            axes_dims_rope=(4, 6, 6),
-        )
+def _transformer(**sizes: int) -> Any:
+    return ready(FluxTransformer2DModel(**_BLOCKS, **{"num_layers": 3, "num_single_layers": 4, **sizes}))
+
+
+def _controlnet() -> Any:
+    """Return a ControlNet; `ready` fills its projections, which begin as zeros, with noise: it would have no effect otherwise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # upstream uses a name that it has deprecated
+        return ready(FluxControlNetModel(**_BLOCKS, num_layers=2, num_single_layers=2))
+
+
+def _pipeline(cls: type, *, vae: Any, transformer: Any, **parts: Any) -> Any:
+    pipeline = cls(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=vae,
+        text_encoder=clip_text_encoder(),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=t5_encoder(),
+        tokenizer_2=t5_tokenizer(),
+        transformer=transformer,
+        **parts,
     )
-
-
-def _make_pipeline() -> OmniFluxPipeline:
-    with seeded(0):
-        pipeline = OmniFluxPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-            vae=autoencoder_kl(shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False),
-            text_encoder=clip_text_encoder(),
-            tokenizer=clip_tokenizer(),
-            text_encoder_2=t5_encoder(),
-            tokenizer_2=t5_tokenizer(),
-            transformer=_transformer(),
-        )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-def _make_inputs(_pipeline: Any) -> dict[str, Any]:
-    return {
-        "prompt": "a red cat",
-        "height": 64,
-        "width": 64,
-        "num_inference_steps": 3,
-        "guidance_scale": 3.5,
-        "max_sequence_length": 32,
-        "output_type": "pt",
-        "generator": generator(),
-    }
+def _make_flux() -> Any:
+    with seeded(0):
+        return _pipeline(OmniFluxPipeline, vae=_vae((16, 32)), transformer=_transformer())
 
 
-FLUX = PipelineCase(name="flux", make_pipeline=_make_pipeline, make_inputs=_make_inputs, outputs=as_tensors)
+def _vae(widths: tuple[int, ...] = (8, 16)) -> Any:
+    return autoencoder_kl(widths=widths, shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False)
+
+
+def _small(cls: type, seed: int, *, controlnets: int = 0) -> Callable[[], Any]:
+    """Return what makes a pipeline of two blocks of each kind."""
+
+    def make_pipeline() -> Any:
+        with seeded(seed):
+            transformer = _transformer(num_layers=2, num_single_layers=2)
+            nets = [_controlnet() for _ in range(controlnets)]
+            parts = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
+            return _pipeline(cls, vae=_vae(), transformer=transformer, **parts)
+
+    return make_pipeline
+
+
+def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
+    def make_inputs(_pipeline: Any) -> dict[str, Any]:
+        common = {
+            "prompt": "a red cat",
+            "height": 32,
+            "width": 32,
+            "num_inference_steps": 2,
+            "guidance_scale": 3.5,
+            "max_sequence_length": 32,
+            "output_type": "pt",
+            "generator": generator(),
+        }
+        return {**common, **arguments}
+
+    return make_inputs
+
+
+FLUX = PipelineCase(
+    name="flux",
+    make_pipeline=_make_flux,
+    make_inputs=_inputs(height=64, width=64, num_inference_steps=3),
+    outputs=as_tensors,
+)
 """Text to image: three double and four single blocks."""
+
+FLUX_IMG2IMG = PipelineCase(
+    name="flux_img2img",
+    make_pipeline=_small(OmniFluxImg2ImgPipeline, 21),
+    make_inputs=_inputs(image=picture(), strength=0.7, num_inference_steps=3),
+    outputs=as_tensors,
+)
+"""Picture and text to image: two of three steps."""
+
+FLUX_KONTEXT = PipelineCase(
+    name="flux_kontext",
+    make_pipeline=_small(OmniFluxKontextPipeline, 22),
+    make_inputs=_inputs(image=picture(), max_area=32 * 32, _auto_resize=False, negative_prompt="blurry", true_cfg_scale=2.0),
+    outputs=as_tensors,
+)
+"""Editing a picture, with negative prompts: both encoders run twice."""
+
+FLUX_CONTROLNET = PipelineCase(
+    name="flux_controlnet",
+    make_pipeline=_small(OmniFluxControlNetPipeline, 23, controlnets=1),
+    make_inputs=_inputs(control_image=picture(), controlnet_conditioning_scale=0.7),
+    outputs=as_tensors,
+)
+"""Control picture and text to image."""
+
+FLUX_MULTI_CONTROLNET = PipelineCase(
+    name="flux_multi_controlnet",
+    make_pipeline=_small(OmniFluxControlNetPipeline, 24, controlnets=2),
+    make_inputs=_inputs(control_image=[picture(), picture()], control_mode=[None, None], controlnet_conditioning_scale=[0.7, 0.4]),
+    outputs=as_tensors,
+)
+"""Two control pictures and text to image."""

@@ -1,31 +1,28 @@
-"""`OmniFluxPipeline`: declares what a Flux pipeline is made of, and inherits the rest."""
+"""Flux pipelines that own their offloading: from text, from a picture, and editing a picture."""
 
 from collections.abc import Mapping
 from typing import ClassVar
 
-from diffusers import FluxPipeline
+from diffusers import FluxImg2ImgPipeline, FluxKontextPipeline, FluxPipeline
 
-from omni_offload import OffloadPlan, OmniOffloadMixin
+from pipelines.flux.parts import ENTRY_POINTS, FluxParts
 
-__all__ = ["OmniFluxPipeline"]
+__all__ = ["OmniFluxImg2ImgPipeline", "OmniFluxKontextPipeline", "OmniFluxPipeline"]
 
 
-class OmniFluxPipeline(OmniOffloadMixin, FluxPipeline):
-    """`FluxPipeline` that owns its offloading.
+class OmniFluxPipeline(FluxParts, FluxPipeline):
+    """`FluxPipeline` that owns its offloading; the VAE's decoder runs last, and its encoder never."""
 
-    Both encoders run once, before the DiT; the VAE's decoder runs last and its encoder never. `image_encoder` is there
-    for image prompts only, and is None otherwise.
-    """
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
-    _dit_modules: ClassVar[list[str]] = ["transformer"]
-    _encoder_modules: ClassVar[list[str]] = ["text_encoder", "text_encoder_2", "image_encoder"]
-    _vae_modules: ClassVar[list[str]] = ["vae"]
 
-    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
-        block_attrs={"transformer": ("transformer_blocks", "single_transformer_blocks")},
-        encoder_block_attrs={"text_encoder": ("encoder.layers",), "text_encoder_2": ("encoder.block",)},
-    )
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "vae": ("encode", "decode"),
-        "": ("encode_prompt", "encode_image"),
-    }
+class OmniFluxImg2ImgPipeline(FluxParts, FluxImg2ImgPipeline):
+    """`FluxImg2ImgPipeline` that owns its offloading; the VAE runs before the DiT too."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+class OmniFluxKontextPipeline(FluxParts, FluxKontextPipeline):
+    """`FluxKontextPipeline` that owns its offloading; the VAE runs before the DiT too, where there is a picture to edit."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS

@@ -10,8 +10,10 @@ from transformers import (
     CLIPImageProcessor,
     CLIPTextConfig,
     CLIPTextModel,
+    CLIPTextModelWithProjection,
     CLIPVisionConfig,
     CLIPVisionModel,
+    CLIPVisionModelWithProjection,
     T5Config,
     T5EncoderModel,
     UMT5Config,
@@ -42,8 +44,15 @@ def ready(module: Any) -> Any:
     return module.eval()
 
 
-def clip_text_encoder(*, layers: int = 3, positions: int = 77) -> Any:
-    """Return a CLIP text encoder for `clip_tokenizer`."""
+def clip_text_encoder(*, layers: int = 3, positions: int = 77, projects: bool = False, **settings: Any) -> Any:
+    """Return a CLIP text encoder for `clip_tokenizer`.
+
+    Args:
+        layers: Number of layers.
+        positions: The longest prompt in tokens.
+        projects: Whether it is the model with a projection, which returns `text_embeds`.
+        settings: Further settings of `CLIPTextConfig`.
+    """
     config = CLIPTextConfig(
         vocab_size=CLIP_VOCABULARY_SIZE,
         hidden_size=TEXT_WIDTH,
@@ -55,12 +64,19 @@ def clip_text_encoder(*, layers: int = 3, positions: int = 77) -> Any:
         bos_token_id=CLIP_BOS,
         eos_token_id=CLIP_EOS,
         pad_token_id=CLIP_EOS,
+        **settings,
     )
-    return ready(CLIPTextModel(config))
+    return ready(CLIPTextModelWithProjection(config) if projects else CLIPTextModel(config))
 
 
-def clip_vision_encoder(*, layers: int = 3, image_size: int = 32) -> Any:
-    """Return a CLIP image encoder for `clip_image_processor`."""
+def clip_vision_encoder(*, layers: int = 3, image_size: int = 32, projects: bool = False) -> Any:
+    """Return a CLIP image encoder for `clip_image_processor`.
+
+    Args:
+        layers: Number of layers.
+        image_size: Height and width in pixels.
+        projects: Whether it is the model with a projection, which returns `image_embeds`.
+    """
     config = CLIPVisionConfig(
         hidden_size=TEXT_WIDTH,
         intermediate_size=2 * TEXT_WIDTH,
@@ -70,7 +86,7 @@ def clip_vision_encoder(*, layers: int = 3, image_size: int = 32) -> Any:
         image_size=image_size,
         patch_size=8,
     )
-    return ready(CLIPVisionModel(config))
+    return ready(CLIPVisionModelWithProjection(config) if projects else CLIPVisionModel(config))
 
 
 def clip_image_processor(*, image_size: int = 32) -> Any:
@@ -78,9 +94,14 @@ def clip_image_processor(*, image_size: int = 32) -> Any:
     return CLIPImageProcessor(size={"shortest_edge": image_size}, crop_size={"height": image_size, "width": image_size})
 
 
-def t5_encoder(*, layers: int = 3) -> Any:
-    """Return a T5 encoder for `t5_tokenizer`; its embedding is tied to `shared`, as in every T5."""
-    return ready(T5EncoderModel(T5Config(**_t5_settings(layers))))
+def t5_encoder(*, layers: int = 3, width: int = TEXT_WIDTH) -> Any:
+    """Return a T5 encoder for `t5_tokenizer`; its embedding is tied to `shared`, as in every T5.
+
+    Args:
+        layers: Number of layers.
+        width: Hidden size.
+    """
+    return ready(T5EncoderModel(T5Config(**{**_t5_settings(layers), "d_model": width})))
 
 
 def umt5_encoder(*, layers: int = 3) -> Any:

@@ -18,6 +18,11 @@ def a_function_of_a_view(pipe, x):
     return x @ part
 
 
+def a_function_of_the_last_rows(pipe, x):
+    part = pipe.vae.enc.weight[32:]
+    return functional.linear(x, part)
+
+
 def a_function_in_a_list(pipe, x):
     return functional.linear(
         x,
@@ -42,6 +47,7 @@ def captured(pipe, x):
 CASES = {
     a_function: ("vae", "vae.enc.weight"),
     a_function_of_a_view: ("vae", "vae.enc.weight"),
+    a_function_of_the_last_rows: ("vae", "vae.enc.weight"),
     a_function_in_a_list: ("transformer", "transformer.blocks.1.weight"),
     in_a_condition: ("transformer", "transformer.pos_embed"),
     submodule: ("transformer", "transformer.blocks.2"),

@@ -73,6 +73,7 @@ def interrupt():
     return run
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("keys", CONFIGS, ids=str)
 @pytest.mark.parametrize("stride", [1999, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_enable_interrupted_at_every_line(pipe, x, expected, interrupt, whole, keys, stride):
@@ -91,6 +92,7 @@ def test_enable_interrupted_at_every_line(pipe, x, expected, interrupt, whole, k
         assert torch.equal(pipe(x).cpu(), expected)
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("keys", CONFIGS, ids=str)
 @pytest.mark.parametrize("stride", [1999, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_enable_again_repairs(pipe, x, expected, interrupt, keys, stride):
@@ -109,6 +111,7 @@ def test_enable_again_repairs(pipe, x, expected, interrupt, keys, stride):
         assert (sim.allocated(), sim.pinned_bytes()) == (0, 0)
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("keys", CONFIGS, ids=str)
 @pytest.mark.parametrize("stride", [1999, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_disable_interrupted_at_every_line(pipe, x, expected, interrupt, whole, keys, stride):
@@ -123,6 +126,7 @@ def test_disable_interrupted_at_every_line(pipe, x, expected, interrupt, whole, 
         whole(pipe, x, expected)
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("keys", CONFIGS, ids=str)
 @pytest.mark.parametrize("stride", [2503, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_call_interrupted_at_every_line(pipe, x, expected, interrupt, kit, keys, stride):
@@ -149,6 +153,7 @@ def test_a_call_interrupted_at_every_line(pipe, x, expected, interrupt, kit, key
     assert sim.allocated() == 0
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("keys", CONFIGS, ids=str)
 @pytest.mark.parametrize("stride", [2503, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_disable_after_an_interrupted_call(pipe, x, expected, interrupt, whole, keys, stride):
@@ -163,6 +168,7 @@ def test_disable_after_an_interrupted_call(pipe, x, expected, interrupt, whole, 
         whole(pipe, x, expected)
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("use", ["vae.decode", "on_device"])
 @pytest.mark.parametrize("stride", [701, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_use_outside_a_call_interrupted(pipe, x, expected, interrupt, whole, use, stride):

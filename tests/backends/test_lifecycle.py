@@ -150,7 +150,10 @@ def test_plans(device, pipe, kit, x, expected):
     backend.disable()
     with pytest.raises(OffloadConfigError, match=r"(?s)the plan given is not one for this Pair; .*transformer_2"):
         ModelLevelOffloadBackend(MODULE, device, plan=plan).enable(kit.Pair())
-    streaming = tuple(attrs.evolve(c, treatment=Treatment.STREAM) if c.path == "transformer" else c for c in plan.components)
+    with pytest.raises(OffloadConfigError, match=r"(?s)the plan given is not one for this Pipe; .*vae"):
+        ModelLevelOffloadBackend(MODULE, device, plan=attrs.evolve(plan, components=plan.components[:-1])).enable(pipe)
+    blocks = {"treatment": Treatment.STREAM, "block_paths": ("transformer.blocks",)}
+    streaming = tuple(attrs.evolve(c, **blocks) if c.path == "transformer" else c for c in plan.components)
     with pytest.raises(OffloadConfigError, match="streams transformer, which model-level offload cannot"):
         ModelLevelOffloadBackend(MODULE, device, plan=attrs.evolve(plan, components=streaming)).enable(pipe)
     assert kit.hooks(pipe) == []
@@ -362,3 +365,18 @@ def test_a_dropped_hand_written_pipeline(device):
     with contextlib.suppress(OffloadStateError):
         backend.disable()
     assert (sim.allocated(), sim.pinned_bytes()) == (0, 0)
+
+
+def test_the_depth_of_calls(pipe, x):
+    """It is 1 in an outermost call and one more in each nested one; 0 outside, also before and after the offload."""
+    backend = ModelLevelOffloadBackend(MODULE, "sim")
+    seen = [backend.call_depth]
+    encode = pipe.text_encoder.forward
+    pipe.text_encoder.forward = lambda y: (seen.append(backend.call_depth), encode(y))[1]
+    pipe.on_step = lambda index, y: (seen.append(backend.call_depth) if index == 0 else None, y)[1]
+    backend.enable(pipe)
+    seen.append(backend.call_depth)
+    pipe(x)
+    seen.append(backend.call_depth)
+    backend.disable()
+    assert [*seen, backend.call_depth] == [0, 0, 2, 1, 0, 0]

@@ -1,8 +1,13 @@
 import json
 
+import diffusers
 import pytest
+import transformers
 
 from omni_offload.cli import main
+
+for library in (diffusers, transformers):
+    library.utils.logging.get_logger()  # makes its handler now: one that is made in a test would write to that test's captured stream
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from omni_offload.cli import app, places
+from omni_offload.cli import places, run
 from omni_offload.cli.places import Kind, Place
 from omni_offload.cli.progress import shown_progress, shown_wait
 from omni_offload.errors import OffloadStateError
@@ -26,7 +26,7 @@ def _no_accelerator(monkeypatch):
 def as_accelerator(monkeypatch):
     """Let the simulated device pass for a real one."""
     place = Place(device=sim.install(), kind=Kind.ACCELERATOR)
-    monkeypatch.setattr(app, "choose_place", lambda _asked: place)
+    monkeypatch.setattr(run, "choose_place", lambda _asked: place)
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _device: (1 << 30, 1 << 30))
     return place
 

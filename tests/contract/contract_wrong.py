@@ -56,7 +56,7 @@ def ends(reason):
 CALLING_TWICE = tuple(
     f"check_{name}"
     for name in (
-        *("numerics_on_least_budget", "unselected_stay", "keep_between_calls", "budget", "buffers", "shared_weight", "save", "deepcopy"),
+        *("numerics_on_least_budget", "keep_between_calls", "budget", "buffers", "shared_weight", "save", "deepcopy"),
         *("edits", "structure", "casts", "replaced_component", "shared_component", "failing_uses", "failing_callback", "failing_loads"),
         *("failing_activations", "interrupted_call", "threads", "streams", "races"),
     )

@@ -227,13 +227,15 @@ def test_a_copied_module_runs_its_own_code_without_hooks(clone, log):
     assert log == ["init", "pre:forward", "post:forward"]
 
 
-def test_a_shallow_copy_runs_as_the_module_does(net, log):
-    """It shares the module's tables, and with them the weights that the hooks bring: it is the module under another name."""
+def test_a_shallow_copy_has_no_hooks(net, log):
+    """It shares the module's weights and runs its own code; nothing in it refers to the module that it was made of."""
     HookRegistry.get_or_create(net).register_hook("a", Log(log))
     twin = copy.copy(net)
     log.clear()
     assert torch.equal(twin(torch.ones(1, 2)), net(torch.ones(1, 2)))
-    assert log == ["pre:forward", "post:forward"] * 2
+    assert log == ["pre:forward", "post:forward"]
+    assert twin.linear is net.linear
+    assert vars(twin).keys() == vars(Net()).keys()
 
 
 def test_a_copy_keeps_what_another_library_put_on_the_instance(net, log):
@@ -444,3 +446,87 @@ def test_a_hooked_module_that_nobody_holds_is_collected(log):
     with pytest.raises(OffloadStateError, match="no longer exists"):
         registry.register_hook("b", Log(log))
     registry.remove_hook("a")
+
+
+# ---- copies ----
+
+PLAIN = set(vars(nn.Module()))
+
+
+class Stateful(Net):
+    def __getstate__(self):
+        return {**self.__dict__, "made": True}
+
+
+class Opaque(Net):
+    """A class whose state is no mapping."""
+
+    def __getstate__(self):
+        return [self.linear]
+
+    def __setstate__(self, state):
+        nn.Module.__init__(self)
+        (self.linear,) = state
+
+
+class CopiesItself(Net):
+    """As torch.fx's graph modules do."""
+
+    def __deepcopy__(self, memo):
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return twin
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("cls", [Net, Stateful, Opaque])
+def test_a_pickled_module_is_the_one_without_hooks(cls, protocol, log):
+    """Its bytes are the same with hooks and without, so that a process without this package loads them."""
+    net = cls()
+    before = pickle.dumps(net, protocol)
+    HookRegistry.get_or_create(net).register_hook("a", Log(log), methods=("forward", "encode"))
+    assert pickle.dumps(net, protocol) == before
+    assert b"omni_offload" not in before
+    for twin in (pickle.loads(pickle.dumps(net, protocol)), copy.deepcopy(net), copy.copy(net)):
+        assert not {"forward", "encode", "__getstate__"} & vars(twin).keys()
+        assert HookRegistry.find(twin) is None
+        assert hasattr(twin, "made") is (cls is Stateful)
+    HookRegistry.get_or_create(net).remove_hook("a")
+    assert vars(net).keys() == PLAIN
+
+
+def test_a_class_that_copies_itself_runs_its_own_code(log):
+    """The copy's methods are the class's, and it can be copied and hooked in turn."""
+    net = CopiesItself()
+    HookRegistry.get_or_create(net).register_hook("a", Log(log))
+    twin = copy.deepcopy(copy.deepcopy(net))
+    log.clear()
+    twin(torch.ones(1, 2))
+    assert log == []
+    assert pickle.loads(pickle.dumps(twin))(torch.ones(1, 2)).shape == (1, 2)
+    HookRegistry.get_or_create(twin).register_hook("b", Log(log))
+    twin(torch.ones(1, 2))
+    assert log == ["init", "pre:forward", "post:forward"]
+
+
+def test_what_another_library_put_there_is_copied_as_it_was(net, log):
+    """A state of its own stays in charge, and a hooked method under another name is a value like any other."""
+    net.__getstate__ = lambda: {"theirs": 1}
+    HookRegistry.get_or_create(net).register_hook("a", Log(log))
+    assert copy.copy(net).theirs == 1
+    HookRegistry.get_or_create(net).remove_hook("a")
+    assert net.__getstate__() == {"theirs": 1}
+    del net.__getstate__
+    HookRegistry.get_or_create(net).register_hook("a", Log(log))
+    net.__dict__["alias"] = net.forward
+    assert copy.copy(net).alias is net.alias
+
+
+def test_a_captured_state_of_a_module_that_is_gone_is_refused(log):
+    net = Net()
+    HookRegistry.get_or_create(net).register_hook("a", Log(log))
+    state = net.__getstate__
+    del net
+    gc.collect()
+    with pytest.raises(OffloadStateError, match="no longer exists"):
+        state()

@@ -4,14 +4,18 @@ import pytest
 import torch
 from transformers import CLIPTokenizer, T5Tokenizer
 
-from pipelines.tiny import components, inputs, seeding, tokenizers
+from pipelines.tiny import components, inputs, seeding, tokenizers, unets
 
 BUILDERS = [
     components.autoencoder_kl,
     components.clip_text_encoder,
     components.clip_vision_encoder,
+    lambda: components.clip_text_encoder(projects=True),
+    lambda: components.clip_vision_encoder(projects=True),
     components.t5_encoder,
     components.umt5_encoder,
+    unets.unet_2d,
+    lambda: unets.control_net(unets.unet_2d()),
 ]
 
 

@@ -222,6 +222,7 @@ CASES = {
 }
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("pin", [True, False], ids=["pinned", "pageable"])
 @pytest.mark.parametrize("case", CASES)
@@ -237,6 +238,7 @@ def test_restore_repairs_an_interrupt_at_any_line(case, pin, stride, tied, devic
     assert at_every_line(make, action, whole(photo), stride) > 50
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("case", ["load", "offload"])
 def test_after_an_interrupt_at_any_line_the_action_can_simply_be_repeated(case, tied, device, photograph):
     photo = photograph(tied)
@@ -260,6 +262,7 @@ def test_after_an_interrupt_at_any_line_the_action_can_simply_be_repeated(case, 
     at_every_line(make, action, check, stride=5)
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("pin", [True, False], ids=["pinned", "pageable"])
 def test_what_was_written_on_the_device_survives_an_interrupt_of_the_offload(pin, tied, device):
     def make():
@@ -281,6 +284,7 @@ def test_what_was_written_on_the_device_survives_an_interrupt_of_the_offload(pin
     at_every_line(make, lambda r: r.offload(), check, stride=5)
 
 
+@pytest.mark.traced
 def test_an_undo_repairs_an_interrupted_preparation_of_weights_found_on_the_device(make_block, device):
     block = nn.Linear(6, 6).to(device)
     pointers = [t.data_ptr() for t in [*block.parameters(), *block.buffers()]]
@@ -293,6 +297,7 @@ def test_an_undo_repairs_an_interrupted_preparation_of_weights_found_on_the_devi
     block.cpu()
 
 
+@pytest.mark.traced
 def test_an_interrupted_preparation_of_weights_found_on_the_device_ends_on_the_host(make_block, device):
     block = nn.Linear(6, 6)
 
@@ -310,6 +315,7 @@ def test_an_interrupted_preparation_of_weights_found_on_the_device_ends_on_the_h
     block.cpu()
 
 
+@pytest.mark.traced
 def test_an_interrupted_regrouping_is_repeated_at_the_next_use(make_block, device):
     torch.manual_seed(0)
     block = nn.ModuleDict({"linear": nn.Linear(6, 6)})
@@ -334,6 +340,7 @@ def test_an_interrupted_regrouping_is_repeated_at_the_next_use(make_block, devic
     at_every_line(make, lambda r: r.validate(), check, stride=5)
 
 
+@pytest.mark.traced
 def test_an_interrupt_in_the_repair_itself_is_repaired_by_the_next(tied, device, photograph):
     photo = photograph(tied)
 

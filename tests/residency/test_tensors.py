@@ -144,15 +144,6 @@ class Wrapper(torch.Tensor):
         raise NotImplementedError(func)
 
 
-class Flattened(Wrapper):
-    def __tensor_flatten__(self):
-        return ["inner"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner, meta, size, stride):
-        return Flattened(inner["inner"])
-
-
 @pytest.mark.filterwarnings(
     "ignore:The PyTorch API of nested tensors:UserWarning",
     "ignore:.*quantized.*:UserWarning",
@@ -171,7 +162,6 @@ def test_everything_that_is_no_plain_memory_is_refused_in_one_error_by_name():
         "nested": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
         "quantised": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
         "wrapped": Wrapper(torch.ones(2)),
-        "flattened": Flattened(torch.ones(2)),
         "cut": cut,
         "good": torch.ones(2),
     }

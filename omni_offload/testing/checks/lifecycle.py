@@ -19,6 +19,8 @@ __all__ = [
 
 #: Uses of a component that objects are compared in.
 _LOOKS = 2
+#: Cycles of enable and disable; what the first leaves is seen after it, what only repetition leaves after the second.
+_CYCLES = 2
 
 
 def check_round_trip(bench: Bench) -> None:
@@ -100,7 +102,7 @@ def check_cycles(bench: Bench) -> None:
     """Cycles of enable, call and disable add up to nothing: bytes, pinned bytes and outputs are the same every time."""
     pipeline = bench.fresh()
     base, pinned = bench.allocated(), bench.pinned()
-    for number in range(3):
+    for number in range(_CYCLES):
         with bench.enabled(pipeline):
             bench.require_equal(bench.call(pipeline), when=f"in cycle {number + 1}")
         bench.require_disabled(pipeline, base, pinned, when=f"after cycle {number + 1}")
@@ -162,8 +164,9 @@ def check_second_device(bench: Bench) -> None:
 
 def check_inference_modes(bench: Bench) -> None:
     """Create, enable, call and disable work inside and outside of torch.inference_mode, in every combination."""
-    combinations = [tuple(bool(number >> bit & 1) for bit in range(4)) for number in range(16)]
-    for create, enable, call, disable in bench.sample(combinations[1:], 6):
+    every = [(bool(n & 1), bool(n & 2), bool(n & 4), bool(n & 8)) for n in range(1, 16)]
+    pairwise = [inside for inside in every if sum(inside) in (1, 4)]  # every pair of values of any two
+    for create, enable, call, disable in every if bench.exhaustive else pairwise:
         inside = {"create": create, "enable": enable, "call": call, "disable": disable}
         where = f"with {', '.join(name for name, value in inside.items() if value)} inside of inference mode"
         with torch.inference_mode(create):

@@ -1,5 +1,6 @@
 """The outputs are those of a resident run, and nothing depends on luck."""
 
+import re
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def check_numerics_on_least_budget(bench: Bench) -> None:
 
 
 def least_budget(bench: Bench, pipeline: Any) -> int:
-    """Return the least `device_memory` in bytes that enabling accepts, found by halving; once a bench.
+    """Return the least `device_memory` in bytes that enabling accepts, found once a bench: the refusal names it, else by halving.
 
     Raises:
         NotRun: The pipeline owns its offload by hand and takes no budget.
@@ -55,12 +56,25 @@ def least_budget(bench: Bench, pipeline: Any) -> int:
     if bench.by_hand(pipeline):
         raise NotRun("the pipeline owns its model-level offload by hand, and takes no byte budget")
     if bench.least_budget is None:
+        bench.least_budget = _told_budget(bench, pipeline)
+    if bench.least_budget is None:
         components, staying = bench.components(pipeline), bench.staying(pipeline)
         tight = [device_size([components[path]], alignment=1) - 512 for path in components]
         low = max(size for size in (1, *tight)) - 1
         high = device_size(components.values()) + 512 * len(components) if staying else bench.largest_group(pipeline, staying) + 512
         bench.least_budget = _halve(bench, pipeline, low, high)
     return bench.least_budget
+
+
+def _told_budget(bench: Bench, pipeline: Any) -> int | None:
+    """Return the number of bytes that a refusal names, where that is accepted and a byte less is not."""
+    try:
+        with bench.enabled(pipeline, device_memory=1):
+            return None
+    except OffloadConfigError as error:
+        told = max(map(int, re.findall(r"\d+", str(error))), default=0)
+    right = told > 1 and _accepts(bench, pipeline, told) and not _accepts(bench, pipeline, told - 1)
+    return told if right else None
 
 
 def _halve(bench: Bench, pipeline: Any, low: int, high: int) -> int:
@@ -106,16 +120,14 @@ def check_streams(bench: Bench) -> None:
 def check_races(bench: Bench) -> None:
     """No operation lacks a wait: asynchronous and virtual copies, fresh memory that is poison, and in all checks before."""
     sim = bench.need_simulation("finds races")
-    for mode in ("threads", "virtual"):
-        for keys in ({"pin_memory": True}, {"pin_memory": False}):
-            known = len(sim.races())
-            with sim.settings(mode=mode, copy_latency=1e-3):
-                pipeline = bench.fresh()
-                with bench.enabled(pipeline, **keys):
-                    for _ in range(2):
-                        bench.require_equal(bench.call(pipeline), when=f"in mode {mode} with {keys}")
-            found = sim.races()[known:]
-            if found:
-                bench.fail(f"no race in mode {mode} with {keys}", f"{len(found)}, the first: {found[0].message}")
+    pipeline = bench.fresh()
+    for mode, pin in (("threads", True), ("threads", False), ("virtual", True)):  # all other checks: virtual, without latency
+        known = len(sim.races())
+        with sim.settings(mode=mode, copy_latency=1e-3), bench.enabled(pipeline, pin_memory=pin):
+            for _ in range(2):
+                bench.require_equal(bench.call(pipeline), when=f"in mode {mode} with pin_memory={pin}")
+        found = sim.races()[known:]
+        if found:
+            bench.fail(f"no race in mode {mode} with pin_memory={pin}", f"{len(found)}, the first: {found[0].message}")
     if bench.races:
         bench.fail("no race in any check before", f"{len(bench.races)}, the first: {bench.races[0]}")

@@ -120,17 +120,17 @@ def check_unselected_stay(bench: Bench) -> None:
     kinds = list(dict.fromkeys(c.kind for c in planned if c.kind in ("dit", "text_encoder", "vae")))
     if len({c.kind for c in planned}) < 2:
         raise NotRun("all components are of one kind")
+    base, pinned = bench.allocated(), bench.pinned()
+    before = Snapshot(bench.components(pipeline))
     for kind in kinds:
-        pipeline = bench.fresh()
-        base, pinned = bench.allocated(), bench.pinned()
-        before = Snapshot(bench.components(pipeline))
         staying = bench.staying(pipeline, components=[kind])
         with bench.enabled(pipeline, components=[kind]):
             for when in ("after enable", "after a call"):
                 for path in staying:
                     _require_on_device(bench, pipeline, path, when=f"{when} with {kind} selected")
                 bench.require_left(pipeline, base, when=f"{when} with {kind} selected")
-                bench.require_equal(bench.call(pipeline), when=f"with {kind} selected")
+                if when == "after enable" or bench.exhaustive:
+                    bench.require_equal(bench.call(pipeline), when=f"with {kind} selected")
         bench.require_unchanged(before, when=f"after disable with {kind} selected", attributes=False)
         bench.require_disabled(pipeline, base, pinned)
 

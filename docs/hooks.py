@@ -1,0 +1,121 @@
+"""What the site's pages get from the code when they are built: tables, and the list of records."""  # noqa: INP001  (no package)
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+
+from omni_offload import errors
+from omni_offload.testing import all_checks
+from omni_offload.testing.sim import Settings
+from pipelines import PipelineEntry, PipelineLookupError, registered
+
+__all__ = ["TABLES", "checks", "decisions", "error_classes", "on_config", "on_page_markdown", "registered_pipelines", "sim_settings"]
+
+DOCS = Path(__file__).parent
+LISTED = {"Decisions": "decisions", "Measurements": "benchmarks"}
+"""Section of the navigation -> folder whose pages it lists."""
+
+_LISTS = {"_encoder_modules": "encoders", "_dit_modules": "denoisers", "_vae_modules": "VAEs", "_resident_modules": "resident"}
+_MARKER = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)
+
+
+def on_config(config: Any) -> Any:
+    """List the pages of folders that grow."""
+    for section in config.nav:
+        for name, folder in LISTED.items():
+            if name in section:
+                pages = sorted((DOCS / folder).glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
+                section[name] = [str(page.relative_to(DOCS)) for page in pages]
+    return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put tables in the place of their markers.
+
+    Raises:
+        KeyError: There is no table of that name.
+    """
+    return _MARKER.sub(lambda marker: TABLES[marker[1]](), markdown)
+
+
+def registered_pipelines() -> str:
+    """Every registered pipeline, by the class it stands for, with its components."""
+    rows = []
+    for entry in registered().values():
+        cls = _load(entry)
+        lists = {word: getattr(cls, name, ()) for name, word in _LISTS.items()}
+        parts = "; ".join(f"{word} {', '.join(f'`{path}`' for path in paths)}" for word, paths in lists.items() if paths)
+        rows.append((f"`{entry.name}`", f"`{entry.upstream_name}`", f"`{entry.class_name}`", parts, len(entry.cases)))
+    return _table(("name", "stands for", "class", "components", "offline cases"), rows)
+
+
+def _load(entry: PipelineEntry) -> type | SimpleNamespace:
+    try:
+        return entry.load()
+    except (ImportError, PipelineLookupError):  # of another package, which is broken: not this site's affair
+        return SimpleNamespace()
+
+
+def checks() -> str:
+    """Every check of the contract, with its rule."""
+    modules = dict.fromkeys(check.__module__ for check in all_checks())
+    parts = []
+    for name in modules:
+        group = name.rpartition(".")[2].replace("_", " ")
+        rows = [(f"`{check.__name__}`", _first_line(check)) for check in all_checks() if check.__module__ == name]
+        parts.append(f"### {group.capitalize()}\n\n{_table(('check', 'rule'), rows)}")
+    return "\n\n".join(parts)
+
+
+def error_classes() -> str:
+    """Every error class, with the builtin that it also is."""
+    found = [*(getattr(errors, name) for name in errors.__all__), PipelineLookupError]
+    classes = [cls for cls in found if isinstance(cls, type)]
+    classes.sort(key=lambda cls: len(cls.__mro__))
+    return _table(
+        ("class", "also a", "raised when"), [(f"`{cls.__name__}`", f"`{_builtin(cls).__name__}`", _first_line(cls)) for cls in classes]
+    )
+
+
+def decisions() -> str:
+    """Every decision record, by its heading."""
+    pages = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+    titles = [page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") for page in pages]
+    return "\n".join(f"- [{title}]({page.name})" for title, page in zip(titles, pages, strict=True))
+
+
+def sim_settings() -> str:
+    """Every setting of the simulated accelerator, with its default."""
+    attributes = re.split(r"^    (?=\w+: )", (inspect.getdoc(Settings) or "").partition("Attributes:\n")[2], flags=re.MULTILINE)
+    meanings = {name: " ".join(text.split()) for name, _, text in (part.strip().partition(": ") for part in attributes)}
+    fields = attrs.fields(Settings)
+    return _table(("setting", "default", "meaning"), [(f"`{f.name}`", f"`{f.default!r}`", meanings[f.name]) for f in fields])
+
+
+def _builtin(cls: type) -> type:
+    return next(base for base in cls.__mro__ if base.__module__ == "builtins")
+
+
+def _first_line(thing: Any) -> str:
+    return str(thing.__doc__ or "").strip().partition("\n")[0]
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    head = tuple(head)
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "checks": checks,
+    "decisions": decisions,
+    "errors": error_classes,
+    "pipelines": registered_pipelines,
+    "sim_settings": sim_settings,
+}
+"""Name in a page's marker -> what makes the table."""

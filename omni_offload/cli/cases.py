@@ -1,0 +1,167 @@
+"""What is to be checked: cases of registered pipelines, of importable modules, or made for folders with saved pipelines."""
+
+import contextlib
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+import pipelines
+from omni_offload.cli.problems import InputError, one_line
+from omni_offload.cli.targets import is_folder, load_folder
+from omni_offload.discovery import discover_components
+from omni_offload.testing import PipelineCase
+
+__all__ = ["Subject", "cast", "find_subjects", "importing_from_here"]
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+@attrs.frozen(kw_only=True)
+class Subject:
+    """A case to check.
+
+    Attributes:
+        target: What named it.
+        case: The case.
+        weight_bytes: About how large its weights are; 0: as small as those of cases are by design.
+    """
+
+    target: str
+    case: PipelineCase
+    weight_bytes: int = 0
+
+
+def find_subjects(targets: Sequence[str], *, every: bool) -> tuple[list[Subject], list[str]]:
+    """Find the cases that targets name, in their order.
+
+    Args:
+        targets: Registered names, folders, or `package.module:CASE`.
+        every: All registered pipelines; then there are no targets.
+
+    Returns:
+        The cases, and (`every`) the names of the registered pipelines that have none.
+
+    Raises:
+        InputError: A target names no case.
+        PipelineLookupError: There is no such pipeline.
+    """
+    if every == bool(targets):
+        problem = "both targets and --all were given" if every else "nothing to check was given"
+        raise InputError(f"{problem}; name pipelines, folders or MODULE:CASE, or give --all for: {', '.join(pipelines.registered())}")
+    if every:
+        entries = pipelines.registered()
+        found = [Subject(target=name, case=case) for name, entry in entries.items() for case in entry.load_cases()]
+        return found, [name for name, entry in entries.items() if not entry.cases]
+    return [subject for target in dict.fromkeys(targets) for subject in _named(target)], []
+
+
+def _named(target: str) -> list[Subject]:
+    entry = pipelines.registered().get(target)
+    if entry is not None:
+        if not entry.cases:
+            raise InputError(f"pipeline {target!r} has no case; give the folder of a model that it loads, or a case as MODULE:CASE")
+        return [Subject(target=target, case=case) for case in entry.load_cases()]
+    if _REFERENCE.fullmatch(target) and not Path(target).exists():
+        return [Subject(target=target, case=case) for case in _imported(target)]
+    if is_folder(target):
+        size = sum(file.stat().st_size for file in Path(target).rglob("*.safetensors"))
+        return [Subject(target=target, case=_of_folder(Path(target)), weight_bytes=size)]
+    pipelines.get(target)  # raises, with what there is
+    raise InputError(f"no pipeline is registered as {target!r}")
+
+
+# ---- modules -------------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def importing_from_here() -> Iterator[None]:
+    """Find modules in the working folder too, as `python -m` does; the path is as before when the body ends."""
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+
+
+def _imported(reference: str) -> list[PipelineCase]:
+    name, _, attribute = reference.partition(":")
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise InputError(f"{reference}: there is no module {error.name!r} in the working folder or among what is installed") from error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"{reference}: {name} does not import: {type(error).__name__}: {one_line(error)} ({frame.filename}, line {frame.lineno})"
+        ) from error
+    found = getattr(module, attribute, None)
+    listed = list(found) if isinstance(found, list | tuple) else [found]
+    cases = [case for case in listed if isinstance(case, PipelineCase)]
+    if cases and len(cases) == len(listed):
+        return cases
+    known = [key for key, value in vars(module).items() if isinstance(value, PipelineCase)]
+    what = f"has no {attribute!r}" if found is None else f"has {attribute!r}, a {type(found).__name__} and no PipelineCase"
+    raise InputError(f"{reference}: module {name!r} {what}; its cases are: {', '.join(known) or 'none'}")
+
+
+def cast(case: PipelineCase, dtype: torch.dtype) -> PipelineCase:
+    """Return a case whose components are cast to a floating type when they are made."""
+
+    def make_pipeline() -> Any:
+        pipeline = case.make_pipeline()
+        for component in discover_components(pipeline):
+            if component.module is not None:
+                component.module.to(dtype)
+        return pipeline
+
+    return attrs.evolve(case, make_pipeline=make_pipeline)
+
+
+# ---- folders -------------------------------------------------------------------------------------------------------------------
+
+
+def _of_folder(folder: Path) -> PipelineCase:
+    """Make a case for a saved pipeline: called as the first registered case of its class whose call it takes."""
+
+    def make_pipeline() -> Any:
+        pipeline = load_folder(folder)
+        if hasattr(pipeline, "set_progress_bar_config"):
+            pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    pipeline, problems = make_pipeline(), []
+    for model in _cases_for(type(pipeline)):
+        try:
+            _try(pipeline, model)
+        except Exception as error:  # noqa: BLE001  (whatever does not fit)
+            problems.append(f"{model.name}: {one_line(error)}")
+        else:
+            return attrs.evolve(model, name=folder.name, make_pipeline=make_pipeline, expected_failures={})
+    raise InputError(
+        f"{folder}: a {type(pipeline).__name__} that no registered case's call fits ({'; '.join(problems) or 'there is none'}); "
+        "write a PipelineCase for it and give MODULE:CASE"
+    )
+
+
+def _cases_for(cls: type) -> list[PipelineCase]:
+    """Return the registered cases of a class, those of pipelines that are named as its family first."""
+    entries = [entry for entry in pipelines.registered().values() if entry.class_name == cls.__name__ and entry.load() is cls]
+    entries.sort(key=lambda entry: f".{entry.name}." not in f"{cls.__module__}.")
+    return [case for entry in entries for case in entry.load_cases()]
+
+
+def _try(pipeline: Any, model: PipelineCase) -> None:
+    with torch.no_grad():
+        if not model.outputs(pipeline(**model.make_inputs(pipeline))):
+            raise ValueError("the call made no tensors")

@@ -1,0 +1,1 @@
+"""Stable Diffusion 3: images from text, by a DiT with three text encoders."""

@@ -1,0 +1,95 @@
+"""Stable Diffusion XL cases: random weights, less than a hundred thousand parameters a component, pictures of 16 x 16 pixels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers import DDIMScheduler, ModelMixin
+
+from omni_offload.testing import PipelineCase
+from pipelines.sdxl.pipeline_sdxl import OmniStableDiffusionXLImg2ImgPipeline, OmniStableDiffusionXLPipeline
+from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder
+from pipelines.tiny.inputs import as_tensors, picture
+from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.tokenizers import clip_tokenizer
+from pipelines.tiny.unets import unet_2d
+
+__all__ = ["IMG2IMG_FP16", "TEXT_TO_IMAGE", "TEXT_TO_IMAGE_FP16"]
+
+_TIME_WIDTH = 4
+
+
+def _unet() -> Any:
+    """As SDXL's: attention in the lower level, two layers deep there, and six numbers of sizes beside the pooled text."""
+    return unet_2d(
+        cross_attention_dim=2 * TEXT_WIDTH,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=_TIME_WIDTH,
+        projection_class_embeddings_input_dim=6 * _TIME_WIDTH + TEXT_WIDTH,
+    )
+
+
+def _pipeline(cls: type, seed: int, dtype: torch.dtype = torch.float32) -> Any:
+    with seeded(seed):
+        pipeline: Any = cls(
+            vae=autoencoder_kl(widths=(8, 16)),
+            text_encoder=clip_text_encoder(layers=2),
+            text_encoder_2=clip_text_encoder(layers=2, projects=True, hidden_act="gelu"),
+            tokenizer=clip_tokenizer(),
+            tokenizer_2=clip_tokenizer(),
+            unet=_unet(),
+            scheduler=DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
+            add_watermarker=False,
+        )
+    pipeline.set_progress_bar_config(disable=True)
+    log_errors_only(ModelMixin)  # it warns of every cast, also where nothing must keep its type
+    for name in ("vae", "text_encoder", "text_encoder_2", "unet"):
+        getattr(pipeline, name).to(dtype)
+    return pipeline
+
+
+def _make_text_to_image() -> Any:
+    return _pipeline(OmniStableDiffusionXLPipeline, 20)
+
+
+def _make_text_to_image_fp16() -> Any:
+    return _pipeline(OmniStableDiffusionXLPipeline, 20, torch.float16)
+
+
+def _make_img2img_fp16() -> Any:
+    return _pipeline(OmniStableDiffusionXLImg2ImgPipeline, 21, torch.float16)
+
+
+def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
+    def make_inputs(_pipeline: Any) -> dict[str, Any]:
+        common = {
+            "prompt": "a red cat",
+            "negative_prompt": "blurry",
+            "num_inference_steps": 2,
+            "output_type": "pt",
+            "generator": generator(),
+        }
+        return {**common, **arguments}
+
+    return make_inputs
+
+
+TEXT_TO_IMAGE = PipelineCase(name="sdxl", make_pipeline=_make_text_to_image, make_inputs=_inputs(height=16, width=16), outputs=as_tensors)
+"""Text to image, in float32."""
+
+TEXT_TO_IMAGE_FP16 = PipelineCase(
+    name="sdxl_fp16", make_pipeline=_make_text_to_image_fp16, make_inputs=_inputs(height=16, width=16), outputs=as_tensors
+)
+"""Text to image in float16: the VAE is cast to float32 in mid-call, and back."""
+
+IMG2IMG_FP16 = PipelineCase(
+    name="sdxl_img2img_fp16",
+    make_pipeline=_make_img2img_fp16,
+    make_inputs=_inputs(image=picture(width=16, height=16), strength=0.7, num_inference_steps=3),
+    outputs=as_tensors,
+)
+"""Picture to image in float16: the VAE is cast twice in a call."""

@@ -1,0 +1,1 @@
+"""Stable Audio: sound from text, by a DiT with an autoencoder of waves."""

@@ -1,0 +1,179 @@
+"""Stable Diffusion cases: random weights, less than a hundred thousand parameters a component, pictures of 16 x 16 pixels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers import DDIMScheduler, ModelMixin
+from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
+from transformers import CLIPConfig
+
+from omni_offload.testing import PipelineCase
+from pipelines.stable_diffusion.pipeline_controlnet import OmniStableDiffusionControlNetPipeline
+from pipelines.stable_diffusion.pipeline_stable_diffusion import (
+    OmniStableDiffusionImg2ImgPipeline,
+    OmniStableDiffusionInpaintPipeline,
+    OmniStableDiffusionPipeline,
+)
+from pipelines.tiny.components import (
+    TEXT_WIDTH,
+    autoencoder_kl,
+    clip_image_processor,
+    clip_text_encoder,
+    clip_vision_encoder,
+    ready,
+)
+from pipelines.tiny.inputs import as_tensors, picture
+from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.tokenizers import CLIP_BOS, CLIP_EOS, CLIP_VOCABULARY_SIZE, clip_tokenizer
+from pipelines.tiny.unets import control_net, ip_adapter, unet_2d
+
+__all__ = ["CONTROLNET", "IMG2IMG", "INPAINT", "IP_ADAPTER", "MULTI_CONTROLNET", "SAFETY_CHECKER", "TEXT_TO_IMAGE"]
+
+
+def _parts(**parts: Any) -> dict[str, Any]:
+    """Make what every pipeline has, with other or further parts where they are given."""
+    return {
+        "vae": autoencoder_kl(widths=(8, 16)),
+        "text_encoder": clip_text_encoder(layers=2),
+        "tokenizer": clip_tokenizer(),
+        "unet": unet_2d(),
+        "scheduler": DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
+        "safety_checker": None,
+        "feature_extractor": None,
+        "requires_safety_checker": False,
+        **parts,
+    }
+
+
+def _pipeline(cls: type, seed: int, **parts: Callable[[], Any]) -> Any:
+    with seeded(seed):
+        pipeline: Any = cls(**_parts(**{name: make() for name, make in parts.items()}))
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _safety_checker() -> Any:
+    """Make a checker that finds one of its concepts in the first picture of the case, and none in the second."""
+    log_errors_only(StableDiffusionSafetyChecker)  # it warns of every picture that it blackens
+    tower = {"hidden_size": TEXT_WIDTH, "intermediate_size": 2 * TEXT_WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tokens = {"vocab_size": CLIP_VOCABULARY_SIZE, "bos_token_id": CLIP_BOS, "eos_token_id": CLIP_EOS}
+    vision = {**tower, "image_size": 32, "patch_size": 8}
+    checker = ready(
+        StableDiffusionSafetyChecker(CLIPConfig(text_config={**tower, **tokens}, vision_config=vision, projection_dim=TEXT_WIDTH))
+    )
+    with torch.no_grad():
+        checker.concept_embeds.normal_()
+        checker.concept_embeds_weights[3] = 0.034  # half way between the two pictures
+    return checker
+
+
+def _make_text_to_image() -> Any:
+    return _pipeline(OmniStableDiffusionPipeline, 10)
+
+
+def _make_img2img() -> Any:
+    return _pipeline(OmniStableDiffusionImg2ImgPipeline, 11)
+
+
+def _make_inpaint() -> Any:
+    """Nine channels into the UNet: noise, mask, masked picture."""
+    return _pipeline(OmniStableDiffusionInpaintPipeline, 12, unet=lambda: unet_2d(in_channels=9))
+
+
+def _make_controlnet() -> Any:
+    return _pipeline(OmniStableDiffusionControlNetPipeline, 13, controlnet=lambda: control_net(unet_2d()))
+
+
+def _make_multi_controlnet() -> Any:
+    return _pipeline(OmniStableDiffusionControlNetPipeline, 14, controlnet=lambda: [control_net(unet_2d()) for _ in range(2)])
+
+
+def _make_ip_adapter() -> Any:
+    pipeline = _pipeline(
+        OmniStableDiffusionPipeline,
+        15,
+        image_encoder=lambda: clip_vision_encoder(layers=2, projects=True),
+        feature_extractor=clip_image_processor,
+    )
+    log_errors_only(ModelMixin)  # it warns of every cast, also where nothing must keep its type
+    with seeded(16):
+        pipeline.load_ip_adapter(ip_adapter(pipeline.unet), subfolder="", weight_name="")
+    return pipeline
+
+
+def _make_safety_checker() -> Any:
+    return _pipeline(OmniStableDiffusionPipeline, 17, safety_checker=_safety_checker, feature_extractor=clip_image_processor)
+
+
+def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
+    def make_inputs(_pipeline: Any) -> dict[str, Any]:
+        common = {
+            "prompt": "a red cat",
+            "negative_prompt": "blurry",
+            "num_inference_steps": 2,
+            "output_type": "pt",
+            "generator": generator(),
+        }
+        return {**common, **arguments}
+
+    return make_inputs
+
+
+def _images_and_findings(result: Any) -> list[torch.Tensor]:
+    return [*as_tensors(result), torch.tensor(result.nsfw_content_detected).float()]
+
+
+TEXT_TO_IMAGE = PipelineCase(
+    name="stable_diffusion", make_pipeline=_make_text_to_image, make_inputs=_inputs(height=16, width=16), outputs=as_tensors
+)
+"""Text to image."""
+
+IP_ADAPTER = PipelineCase(
+    name="stable_diffusion_ip_adapter",
+    make_pipeline=_make_ip_adapter,
+    make_inputs=_inputs(height=16, width=16, ip_adapter_image=picture(width=16, height=16)),
+    outputs=as_tensors,
+)
+"""Text and a picture prompt to image."""
+
+SAFETY_CHECKER = PipelineCase(
+    name="stable_diffusion_safety_checker",
+    make_pipeline=_make_safety_checker,
+    make_inputs=_inputs(prompt=["a red cat", "two blue dogs"], negative_prompt=["blurry", "grey"], height=32, width=32),
+    outputs=_images_and_findings,
+)
+"""Two texts to images, one of which the safety checker blackens; of 32 x 32 pixels, as it sees."""
+
+IMG2IMG = PipelineCase(
+    name="stable_diffusion_img2img",
+    make_pipeline=_make_img2img,
+    make_inputs=_inputs(image=picture(width=16, height=16), strength=0.7, num_inference_steps=3),
+    outputs=as_tensors,
+)
+"""Picture to image: two of three steps."""
+
+INPAINT = PipelineCase(
+    name="stable_diffusion_inpaint",
+    make_pipeline=_make_inpaint,
+    make_inputs=_inputs(image=picture(width=16, height=16), mask_image=picture(width=16, height=16), height=16, width=16),
+    outputs=as_tensors,
+)
+"""Into a masked picture, with a UNet that sees mask and picture."""
+
+CONTROLNET = PipelineCase(
+    name="stable_diffusion_controlnet",
+    make_pipeline=_make_controlnet,
+    make_inputs=_inputs(image=picture(width=16, height=16)),
+    outputs=as_tensors,
+)
+"""Text and a control picture to image."""
+
+MULTI_CONTROLNET = PipelineCase(
+    name="stable_diffusion_multi_controlnet",
+    make_pipeline=_make_multi_controlnet,
+    make_inputs=_inputs(image=[picture(width=16, height=16), picture(width=16, height=16)], controlnet_conditioning_scale=[1.0, 0.5]),
+    outputs=as_tensors,
+)
+"""Text and two control pictures to image, by two ControlNets."""

@@ -1,0 +1,37 @@
+"""What all Stable Diffusion pipelines are made of."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from omni_offload import OffloadPlan, OmniOffloadMixin
+
+__all__ = ["ENTRY_POINTS", "PLAN", "StableDiffusionParts"]
+
+PLAN = OffloadPlan(
+    block_attrs={"unet": ("down_blocks", "mid_block", "up_blocks")},
+    encoder_block_attrs={
+        "text_encoder": ("encoder.layers",),
+        "image_encoder": ("vision_model.encoder.layers",),
+        "safety_checker": ("vision_model.encoder.layers",),
+    },
+)
+"""A UNet's blocks in the order in which they run: it registers the middle one last."""
+
+ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
+    "vae": ("encode", "decode"),
+    "": ("encode_prompt", "encode_image", "prepare_ip_adapter_image_embeds"),
+}
+"""For the pipelines; the parts alone have no such methods."""
+
+
+class StableDiffusionParts(OmniOffloadMixin):
+    """The components of a Stable Diffusion pipeline.
+
+    `image_encoder` is there for an IP-Adapter only. The safety checker, an image encoder too, looks at the finished
+    pictures; it may be None.
+    """
+
+    _dit_modules: ClassVar[list[str]] = ["unet"]
+    _encoder_modules: ClassVar[list[str]] = ["text_encoder", "image_encoder", "safety_checker"]
+    _vae_modules: ClassVar[list[str]] = ["vae"]
+    _offload_plan: ClassVar[OffloadPlan] = PLAN

@@ -1,0 +1,70 @@
+"""Tiny UNets of the Stable Diffusion families, and what goes with them."""
+
+from typing import Any
+
+import torch
+from diffusers import ControlNetModel, UNet2DConditionModel
+
+from pipelines.tiny.components import TEXT_WIDTH, ready
+
+__all__ = ["control_net", "ip_adapter", "unet_2d"]
+
+_WIDTHS = (8, 16)
+
+
+def unet_2d(**settings: Any) -> Any:
+    """Return a UNet of two levels, with cross attention in the first and in the middle block.
+
+    Args:
+        settings: Settings of `UNet2DConditionModel`, in place of those here or beside them.
+    """
+    defaults = {
+        "sample_size": 8,
+        "in_channels": 4,
+        "out_channels": 4,
+        "block_out_channels": _WIDTHS,
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "cross_attention_dim": TEXT_WIDTH,
+        "attention_head_dim": 2,
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    }
+    return ready(UNet2DConditionModel(**{**defaults, **settings}))
+
+
+def control_net(unet: Any) -> Any:
+    """Return a ControlNet for a UNet whose latents have half the height and width of the pictures.
+
+    Its convolutions that begin as zeros are filled with noise: it would have no effect otherwise.
+    """
+    return ready(ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(8, 16)))
+
+
+def ip_adapter(unet: Any, *, image_width: int = TEXT_WIDTH, tokens: int = 4) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the weights of an IP-Adapter, as `load_ip_adapter` takes them.
+
+    Args:
+        unet: The UNet that it is for.
+        image_width: Size of what the image encoder returns.
+        tokens: Tokens that a picture becomes.
+    """
+    width = unet.config.cross_attention_dim
+    projection = {
+        "proj.weight": _noise(width * tokens, image_width),
+        "proj.bias": _noise(width * tokens),
+        "norm.weight": 1 + _noise(width),
+        "norm.bias": _noise(width),
+    }
+    crossing = [name.removesuffix(".processor") for name in unet.attn_processors if name.endswith("attn2.processor")]
+    shapes = [unet.get_submodule(name).to_k.weight.shape for name in crossing]
+    attention = {
+        f"{number}.to_{which}_ip.weight": _noise(*shape)
+        for number, shape in zip(range(1, 2 * len(shapes), 2), shapes, strict=True)
+        for which in "kv"
+    }
+    return {"image_proj": projection, "ip_adapter": attention}
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape) * 0.1
