@@ -200,8 +200,8 @@ def _fill(costs: Sequence[BlockCost], slots: int, nbytes: int, *, leading: bool)
     fitting = [placement for placement in found if placement.device_bytes <= nbytes]
     if not fitting:
         raise ValueError(f"the blocks take at least {least_bytes(costs, slots)} bytes, and {nbytes} are there")
-    best = min(fitting, key=lambda placement: (step_time(costs, placement.residents, placement.slots), placement.device_bytes))
-    return best if leading else _improve(costs, best, slots, nbytes)
+    best = min(fitting, key=lambda placement: (step_time(costs, placement.residents, placement.slots), -placement.resident_bytes))
+    return best if leading else _improve(costs, best, slots, nbytes, fill=True)
 
 
 def _filled(costs: Sequence[BlockCost], slots: int, size: int, nbytes: int, *, leading: bool) -> Iterator[set[int]]:
@@ -219,23 +219,34 @@ def _filled(costs: Sequence[BlockCost], slots: int, size: int, nbytes: int, *, l
             kept.add(index)
             held += need
     yield kept
-    for index in sorted(set(others) - kept, key=lambda index: (-costs[index].nbytes, index)):  # what rounding left
-        if held + costs[index].nbytes <= room:
+    yield _topped(costs, kept, slots, nbytes)  # what rounding left
+
+
+def _topped(costs: Sequence[BlockCost], residents: Collection[int], slots: int, nbytes: int) -> set[int]:
+    """Return residents and as many more as fit, large ones first."""
+    kept = set(residents)
+    held = _placement(costs, kept, slots).device_bytes  # a resident more makes the slots no larger
+    for index in sorted(set(range(len(costs))) - kept, key=lambda index: (-costs[index].nbytes, index)):
+        if held + costs[index].nbytes <= nbytes:
             kept.add(index)
             held += costs[index].nbytes
-    yield kept
+    return kept
 
 
-def _improve(costs: Sequence[BlockCost], found: Placement, slots: int, nbytes: int) -> Placement:
-    """Swap a resident for a streamed block, nearest first, as long as that shortens the step, within some bytes."""
+def _improve(costs: Sequence[BlockCost], found: Placement, slots: int, nbytes: int, *, fill: bool = False) -> Placement:
+    """Swap a resident for a streamed block, nearest first, as long as that shortens the step, within some bytes.
+
+    With `fill`, a swap may also free room for more residents.
+    """
     best, seconds, tries = found, step_time(costs, found.residents, found.slots), 0
     improved = True
     while improved:
         improved = False
         for old, new in _swaps(best.residents, len(costs)):
-            if tries == _TRIES or seconds <= bound(costs, best.residents) * _CLOSE:
+            if tries == _TRIES or seconds <= _CLOSE * (bound(costs, range(len(costs))) if fill else bound(costs, best.residents)):
                 return best
-            swapped = _placement(costs, {*best.residents, new} - {old}, slots)
+            residents = {*best.residents, new} - {old}
+            swapped = _placement(costs, _topped(costs, residents, slots, nbytes) if fill else residents, slots)
             if swapped.device_bytes > max(nbytes, found.device_bytes):
                 continue
             tries += 1

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from omni_offload import OffloadPlan
+from omni_offload.backends.block_ring import BlockRing
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.testing import sim
 
@@ -498,3 +499,65 @@ def test_hand_written_pair(make, device, x):
     pipe = ByHand()
     with pipe.enable_omni_offload("layer", device=device, device_memory="1MiB"), torch.no_grad():
         assert torch.equal(pipe(x).cpu(), make()(x))
+
+
+# ---- the rest -----------------------------------------------------------------------------------------------------------------
+
+
+def test_autograd_is_refused(make, device, x):
+    """A block's weight that requires grad is refused by name where autograd would record."""
+    pipe = make()
+    pipe.transformer.blocks[2].up.weight.requires_grad_(True)
+    with pipe.enable_omni_offload("layer", device=device), pytest.raises(OffloadStateError, match=r"blocks\.2\.up\.weight"):
+        pipe(x)
+
+
+def test_refresh(make, device, x):
+    """An edit of one number through `.data`, which nothing shows, is in force after refresh()."""
+    plain, pipe = make(), make()
+    with pipe.enable_omni_offload("layer", device=device, keep_between_calls=True) as backend, torch.no_grad():
+        pipe(x)
+        for one in (plain, pipe):
+            one.transformer.blocks[0].up.weight.data[17, 3] += 1
+        backend.refresh()
+        assert torch.equal(pipe(x).cpu(), plain(x))
+
+
+def test_a_block_uses_another_ones_weight(make, device, x):
+    """The error names the block that did not run, not the one that did."""
+    pipe = make()
+    first, third = pipe.transformer.blocks[0], pipe.transformer.blocks[3]
+    first.forward = lambda y: y @ third.down.weight[:, :32]
+    named = pytest.raises(OffloadStateError, match=r"blocks\.3\.down\.weight.*its block did not run")
+    with pipe.enable_omni_offload("layer", device=device), torch.no_grad(), named:
+        pipe(x)
+
+
+def test_masters_are_free_after_a_pass(make, device):
+    """A pass ends when its copies have landed: its masters may be edited from then on."""
+    sim.configure(h2d_gbps=1e-4)
+    pipe, y = make(), torch.randn(2, 32)
+    with pipe.enable_omni_offload("layer", device=device), torch.no_grad():
+        start = sim.clock()
+        pipe.transformer(y)
+        assert sim.clock() - start > sum(p.nbytes for p in pipe.transformer.blocks.parameters()) / 1e5
+    sim.configure(h2d_gbps=0.0)
+
+
+def test_interrupt_in_a_nested_block(make, device, x, monkeypatch):
+    """An interrupt at the end of a nested block leaves nothing on the device, and the next call is right."""
+    plain, pipe = make(), make()
+    _nest(plain, 4)
+    _nest(pipe, 4)
+    with pipe.enable_omni_offload("layer", device=device) as backend, torch.no_grad():
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockRing, "leave", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                pipe(x)
+        backend.release()
+        assert _counts(backend).resident_bytes == 0
+        assert torch.equal(pipe(x).cpu(), plain(x))
+
+
+def _interrupt(*_, **__):
+    raise KeyboardInterrupt
