@@ -303,6 +303,58 @@ def test_a_component_set_to_none_is_given_up(pipe, x, kit, keys):
     pipe.disable_omni_offload()
 
 
+@pytest.mark.parametrize("keys", [{}, {"components": ["dit"]}, {"device_memory": "1MiB"}], ids=str)
+def test_a_component_that_was_none_is_managed(kit, device, x, keys):
+    """A declared component that was None when offload was enabled is taken in, with its entry points and co-residents, once it is there."""
+
+    class Late(kit.Pair):
+        _co_resident_modules = [("transformer", "transformer_2")]
+        _offload_entry_points = {"vae": ("decode",), "transformer_2": ("embed",)}
+
+        def __call__(self, x):
+            x = self.transformer(self.text_encoder(x))
+            return self.vae.decode(x if self.transformer_2 is None else self.transformer_2.embed(x))
+
+    pipe, late = Late(), kit.Transformer().requires_grad_(False)
+    pipe.transformer_2 = None
+    without = pipe(x)
+    pipe.transformer_2 = late
+    expected = pipe(x)
+    pipe.transformer_2 = None
+    backend = pipe.enable_omni_offload(device="sim", **keys)
+    assert torch.equal(pipe(x).cpu(), without)
+    pipe.transformer_2 = late
+    for _ in range(2):
+        assert torch.equal(pipe(x).cpu(), expected)
+    assert backend.plan.component("transformer_2").treatment is backend.plan.component("transformer").treatment
+    assert backend.plan.co_residents == (("transformer", "transformer_2"),)
+    assert {c.name: c.loads for c in pipe.offload_report.components}["transformer_2"] == 2
+    pipe.transformer_2 = None
+    assert torch.equal(pipe(x).cpu(), without)
+    assert kit.hooks(pipe) == [pipe.text_encoder, pipe.transformer, pipe.vae]
+    pipe.transformer_2 = late
+    assert torch.equal(pipe(x).cpu(), expected)
+    pipe.disable_omni_offload()
+    assert torch.equal(pipe(x), expected)
+    assert kit.hooks(pipe) == []
+    assert late.pos_embed.device.type == "cpu"
+
+
+def test_a_component_that_was_none_and_does_not_fit(pipe, x, kit, expected):
+    """A component that is put where none was is refused, where the budget does not hold it, and free again when it is gone."""
+    vae, pipe.vae = pipe.vae, None
+    pipe.enable_omni_offload(device="sim", device_memory=kit.padded(pipe.transformer))
+    pipe.encode_prompt(x)
+    pipe.vae = nn.Sequential(*[nn.Linear(64, 64) for _ in range(9)]).requires_grad_(False)
+    pipe.vae.encode = pipe.vae.decode = pipe.vae.tile = pipe.vae.forward
+    for _ in range(2):
+        with pytest.raises(OffloadConfigError, match="device_memory="):
+            pipe(x)
+    pipe.vae = vae
+    assert torch.equal(pipe(x).cpu(), expected)
+    pipe.disable_omni_offload()
+
+
 def test_a_replacement_that_cannot_be_managed(pipe, x, expected):
     """A replacement that fails is refused by name in each call, until it is put right; the rest stays managed."""
     good = pipe.vae
