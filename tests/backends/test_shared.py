@@ -370,12 +370,13 @@ def test_a_replacement_that_cannot_be_managed(pipe, x, expected):
 
 
 def test_a_replacement_larger_than_the_budget(pipe, x, kit, expected):
-    """A replacement is checked against the budget."""
+    """A replacement is checked against the budget, in each call until it is put right."""
     small = pipe.vae
     pipe.enable_omni_offload(device="sim", device_memory=kit.padded(pipe.transformer))
     pipe.vae = nn.Sequential(*[nn.Linear(64, 64) for _ in range(9)]).requires_grad_(False)
-    with pytest.raises(OffloadConfigError, match="device_memory="):
-        pipe(x)
+    for _ in range(2):
+        with pytest.raises(OffloadConfigError, match="device_memory="):
+            pipe(x)
     pipe.vae = small
     assert torch.equal(pipe(x).cpu(), expected)
     pipe.disable_omni_offload()
