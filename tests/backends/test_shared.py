@@ -180,6 +180,22 @@ def test_uses_that_waited_for_disable_run_unmanaged(pipe, x, expected):
     assert torch.equal(got["call"], expected)
 
 
+def test_a_use_outside_a_call_keeps_other_threads_out(pipe, x):
+    """It holds the pipeline's lock from entry to exit, also where it fails."""
+    backend = pipe.enable_omni_offload(device="sim")
+    lock = backend._rotation.lock
+    seen = []
+    pipe.vae.dec.forward = lambda y: (seen.append(lock.in_call()), y)[1]
+    pipe.vae.decode(x)
+    seen.append(lock.in_call())
+    pipe.vae.dec.forward = lambda y: seen.append(lock.in_call()) or 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        pipe.vae.decode(x)
+    seen.append(lock.in_call())
+    assert seen == [True, True, False, True, False]
+    backend.disable()
+
+
 def test_a_deadlock_is_refused(kit, device, x):
     """Two threads whose calls wait for each other: one is refused, the other ends."""
     a, b = kit.Pipe(), kit.Pipe(seed=1)

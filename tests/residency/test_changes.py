@@ -78,6 +78,18 @@ def test_statistics_of_a_batch_norm_in_training_mode_come_back(block, device, eq
     residency.restore()
 
 
+def test_a_buffer_written_past_its_counter_comes_back_in_training_mode_only(block, device):
+    for training in (True, False):
+        block.train(training)
+        block.scale.fill_(1.0)
+        residency = ModuleResidency(block, device)
+        residency.load()
+        block.scale.data.fill_(5.0)
+        residency.offload()
+        assert bool((block.scale == (5.0 if training else 1.0)).all())
+        residency.restore()
+
+
 def test_statistics_come_back_also_where_training_mode_ended_before_the_offload(block, device, equal_bytes):
     x = torch.randn(4, 6)
     twin = copy.deepcopy(block)
