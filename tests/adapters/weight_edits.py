@@ -162,6 +162,14 @@ def cast_all(pipe):
     pipe.to(torch.bfloat16)
 
 
+def cast_dit(pipe):
+    pipe.transformer.to(torch.bfloat16)
+
+
+def cast_dit_back(pipe):
+    pipe.transformer.to(torch.float32)
+
+
 # ---- diffusers' own ------------------------------------------------------------------------------------------------------------------
 
 
@@ -282,7 +290,7 @@ EDITS = (
     Edit("unfuse the VAE's projections", on("vae", "unfuse_qkv_projections"), on("vae", "fuse_qkv_projections"), families=("flux", "sd")),
     Edit("cast the VAE", cast("vae", torch.bfloat16), families=("wan",)),
     Edit("cast the VAE back", cast("vae", torch.float32), cast("vae", torch.bfloat16), families=("wan",)),
-    Edit("cast the DiT", cast("transformer", torch.bfloat16), families=("wan",)),
+    Edit("cast the DiT", cast_dit, within=False, families=("wan",)),
     Edit("cast all", cast_all, within=False),
     Edit("cast all adapted", cast_all, load(), within=False),
     Edit("IP-Adapter", ip_adapter, within=False, families=("sd",)),
@@ -363,12 +371,12 @@ LIVES = {
         ("wan",),
         (
             cast("vae", torch.bfloat16),
-            cast("transformer", torch.bfloat16),
+            cast_dit,
             cast("vae", torch.float32),
-            cast("transformer", torch.float32),
+            cast_dit_back,
         ),
     ),
 }
 
 #: Steps of a life that mean something only at the start of a call.
-NOT_WITHIN = (cast_all, textual_inversion, no_textual_inversion, ip_adapter, no_ip_adapter)
+NOT_WITHIN = (cast_all, cast_dit, cast_dit_back, textual_inversion, no_textual_inversion, ip_adapter, no_ip_adapter)
