@@ -2,9 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -12,7 +11,7 @@ import attrs
 from omni_offload import errors
 from omni_offload.testing import all_checks
 from omni_offload.testing.sim import Settings
-from pipelines import PipelineEntry, PipelineLookupError, registered
+from pipelines import PipelineLookupError, registered
 
 __all__ = ["TABLES", "checks", "decisions", "error_classes", "on_config", "on_page_markdown", "registered_pipelines", "sim_settings"]
 
@@ -25,13 +24,25 @@ _MARKER = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
-    """List the pages of folders that grow."""
+    """List the pages of folders that grow, and last the pages that the navigation does not name: none is out of reach."""
     for section in config.nav:
         for name, folder in LISTED.items():
             if name in section:
                 pages = sorted((DOCS / folder).glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
                 section[name] = [str(page.relative_to(DOCS)) for page in pages]
+    named = set(_named(config.nav))
+    others = sorted(page.name for page in DOCS.glob("*.md") if page.name not in named)
+    if others:
+        config.nav.append({"More": others})
     return config
+
+
+def _named(nav: Any) -> Iterator[str]:
+    """Yield every page that a navigation names."""
+    if isinstance(nav, str):
+        yield nav
+    for item in nav.values() if isinstance(nav, Mapping) else nav if isinstance(nav, list) else ():
+        yield from _named(item)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -47,18 +58,11 @@ def registered_pipelines() -> str:
     """Every registered pipeline, by the class it stands for, with its components."""
     rows = []
     for entry in registered().values():
-        cls = _load(entry)
+        cls = entry.load()
         lists = {word: getattr(cls, name, ()) for name, word in _LISTS.items()}
         parts = "; ".join(f"{word} {', '.join(f'`{path}`' for path in paths)}" for word, paths in lists.items() if paths)
         rows.append((f"`{entry.name}`", f"`{entry.upstream_name}`", f"`{entry.class_name}`", parts, len(entry.cases)))
     return _table(("name", "stands for", "class", "components", "offline cases"), rows)
-
-
-def _load(entry: PipelineEntry) -> type | SimpleNamespace:
-    try:
-        return entry.load()
-    except (ImportError, PipelineLookupError):  # of another package, which is broken: not this site's affair
-        return SimpleNamespace()
 
 
 def checks() -> str:

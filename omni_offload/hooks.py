@@ -34,7 +34,11 @@ def generator_kind(function: object) -> str | None:
 
 
 class ModelHook:
-    """What runs around a hooked method. Every method is optional to override."""
+    """What runs around a hooked method. Every method is optional to override.
+
+    `module` is the hooked module and `method` the name of the method that was called, with `args` and `kwargs`. A hook that was
+    entered by `pre_forward` is left by exactly one of `post_forward` and `on_error`.
+    """
 
     # ruff: noqa: ARG002  (the defaults do nothing with what they are given)
 
@@ -68,7 +72,7 @@ class HookRegistry(LeftOutOfCopies):
 
     @classmethod
     def get_or_create(cls, module: torch.nn.Module) -> "HookRegistry":
-        """Return the module's registry; it leaves the module with its last hook."""
+        """Return the module's registry, made where it has none; it leaves the module with its last hook."""
         registry = module.__dict__.get(_REGISTRY)
         if registry is None:
             registry = module.__dict__[_REGISTRY] = cls(module)

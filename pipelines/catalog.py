@@ -16,6 +16,36 @@ BUILT_IN = (
         cases=("pipelines.flux.cases:FLUX",),
     ),
     PipelineEntry(
+        "flux_controlnet",
+        pipeline="pipelines.flux.pipeline_controlnet:OmniFluxControlNetPipeline",
+        cases=("pipelines.flux.cases:FLUX_CONTROLNET", "pipelines.flux.cases:FLUX_MULTI_CONTROLNET"),
+    ),
+    PipelineEntry(
+        "flux_img2img",
+        pipeline="pipelines.flux.pipeline_flux:OmniFluxImg2ImgPipeline",
+        cases=("pipelines.flux.cases:FLUX_IMG2IMG",),
+    ),
+    PipelineEntry(
+        "flux_kontext",
+        pipeline="pipelines.flux.pipeline_flux:OmniFluxKontextPipeline",
+        cases=("pipelines.flux.cases:FLUX_KONTEXT",),
+    ),
+    PipelineEntry(
+        "ltx2",
+        pipeline="pipelines.ltx2.pipeline_ltx2:OmniLTX2Pipeline",
+        cases=("pipelines.ltx2.cases:LTX2",),
+    ),
+    PipelineEntry(
+        "qwen_image",
+        pipeline="pipelines.qwen_image.pipeline_qwen_image:OmniQwenImagePipeline",
+        cases=("pipelines.qwen_image.cases:QWEN_IMAGE",),
+    ),
+    PipelineEntry(
+        "sd3",
+        pipeline="pipelines.sd3.pipeline_sd3:OmniStableDiffusion3Pipeline",
+        cases=("pipelines.sd3.cases:SD3",),
+    ),
+    PipelineEntry(
         "sdxl",
         pipeline="pipelines.sdxl.pipeline_sdxl:OmniStableDiffusionXLPipeline",
         cases=("pipelines.sdxl.cases:TEXT_TO_IMAGE", "pipelines.sdxl.cases:TEXT_TO_IMAGE_FP16"),
@@ -24,6 +54,11 @@ BUILT_IN = (
         "sdxl_img2img",
         pipeline="pipelines.sdxl.pipeline_sdxl:OmniStableDiffusionXLImg2ImgPipeline",
         cases=("pipelines.sdxl.cases:IMG2IMG_FP16",),
+    ),
+    PipelineEntry(
+        "stable_audio",
+        pipeline="pipelines.stable_audio.pipeline_stable_audio:OmniStableAudioPipeline",
+        cases=("pipelines.stable_audio.cases:STABLE_AUDIO",),
     ),
     PipelineEntry(
         "stable_diffusion",

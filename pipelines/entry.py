@@ -61,6 +61,9 @@ class PipelineEntry:
     def load(self) -> type:
         """Import the class.
 
+        Returns:
+            The class that `pipeline` names.
+
         Raises:
             PipelineLookupError: The module has no such name, or it is no class.
             ImportError: A package that the module needs is not installed.
@@ -72,6 +75,9 @@ class PipelineEntry:
 
     def load_cases(self) -> tuple[Any, ...]:
         """Import the cases.
+
+        Returns:
+            What `cases` names, in its order.
 
         Raises:
             PipelineLookupError: A module has no such name.

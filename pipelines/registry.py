@@ -44,6 +44,9 @@ def registered() -> Mapping[str, PipelineEntry]:
 def get(name: str) -> type:
     """Import and return the class that is registered under a name.
 
+    Args:
+        name: A key of `registered()`.
+
     Raises:
         PipelineLookupError: There is no such name; the message lists those that there are.
         ImportError: A package that the pipeline needs is not installed.
@@ -87,6 +90,9 @@ def from_pipe(pipe: Any) -> Any:
     """Return a pipeline of the registered class over the same component objects, with the same configuration.
 
     No weight is copied, moved or cast. The original stays usable while the new one is not enabled.
+
+    Args:
+        pipe: A pipeline of an upstream class that a registered one stands for.
 
     Raises:
         PipelineLookupError: No pipeline is registered for exactly this class.

@@ -89,6 +89,9 @@ class OffloadBackend(abc.ABC):
     def enable(self, pipeline: Any) -> None:
         """Manage a pipeline: check everything, then commit or roll back. Enabling the same pipeline again does nothing.
 
+        Args:
+            pipeline: A diffusers pipeline, a module or a plain object; only a weak reference to it is kept.
+
         Raises:
             OffloadStateError: Another backend manages the pipeline or a component; another library's offload is on; or this backend
                 manages another pipeline or was shut down.
@@ -155,15 +158,19 @@ class OffloadBackend(abc.ABC):
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Free the device now of everything that does not run and need not stay."""
+        """Free the device now of everything that does not run and need not stay; waits for other threads' calls."""
 
     @abc.abstractmethod
     def refresh(self) -> None:
-        """Read every master again: for edits that neither version counters nor sampled values show."""
+        """Count every device copy as stale, so that the next use reads its master: for edits that no counter or sample shows."""
 
     @abc.abstractmethod
     def report(self) -> OffloadReport:
-        """Return what happened since it was enabled."""
+        """Return what was moved since it was enabled.
+
+        Raises:
+            OffloadStateError: It manages no pipeline.
+        """
 
     @abc.abstractmethod
     def begin_call(self, call: object) -> None:
@@ -171,11 +178,27 @@ class OffloadBackend(abc.ABC):
 
     @abc.abstractmethod
     def end_call(self, call: object, *, error: BaseException | None) -> BaseException | None:
-        """Note that a call ends, and how. Returns the error to raise instead of it, or None."""
+        """Note that a call ends.
+
+        Args:
+            call: Its token.
+            error: What ended it; None where it went well.
+
+        Returns:
+            The error to raise instead, or None.
+        """
 
     @abc.abstractmethod
     def on_device(self, *components: str) -> Any:
-        """Return a context in which components are on the device."""
+        """Return a context in which components are on the device; on an exception they are let go, and it goes on.
+
+        Args:
+            components: Declared paths.
+
+        Raises:
+            ComponentPathError: A name is not managed.
+            OffloadStateError: It manages no pipeline, or the pipeline drives its offload itself.
+        """
 
     @property
     @abc.abstractmethod

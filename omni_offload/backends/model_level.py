@@ -148,6 +148,11 @@ class ModelLevelOffloadBackend(OffloadBackend):
 
     @property
     @override
+    def plan(self) -> ResolvedOffloadPlan | None:
+        return self._rotation.plan if self._rotation is not None else super().plan
+
+    @property
+    @override
     def call_depth(self) -> int:
         return len(self._rotation.calls) if self._rotation is not None else 0
 

@@ -1,12 +1,13 @@
-"""Components that were put in the place of others while offload is enabled, and those that are gone."""
+"""Components that were put in the place of others, or of none, while offload is enabled, and those that are gone."""
 
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+import attrs
 import torch
 
 from omni_offload.errors import OffloadStateError
-from omni_offload.plan import PlannedComponent
+from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan, weight_bytes
 
 if TYPE_CHECKING:
     from omni_offload.backends.rotation import Rotation
@@ -27,11 +28,14 @@ class Hooks(Protocol):
 
 
 def take_in_components(rotation: "Rotation", hooks: Hooks) -> None:
-    """Manage components that were put in the place of others since the last call, and give up those that are gone.
+    """Manage components that were put in the place of others, or of none, since the last call, and give up those that are gone.
 
     Raises:
         OffloadStateError: A component stood under several names, and one of them was given another.
+        OffloadConfigError: A component that was None when offload was enabled cannot be served.
     """
+    if any(_holds_weights(rotation.component(path)) for path in rotation.unplanned):
+        rotation.replan(_extended(rotation.plan, rotation.resolve()))
     components = rotation.plan.components
     changed = [planned for planned in components if _changed(rotation, planned)]
     if not changed:
@@ -48,6 +52,23 @@ def take_in_components(rotation: "Rotation", hooks: Hooks) -> None:
         if planned.path in rotation.members:
             rotation.members[planned.path] = rotation.members.pop(planned.path)
     hooks.renew()
+
+
+def _holds_weights(module: torch.nn.Module | None) -> bool:
+    return module is not None and weight_bytes(module) > 0
+
+
+def _extended(plan: ResolvedOffloadPlan, anew: ResolvedOffloadPlan) -> ResolvedOffloadPlan:
+    """Return a plan with the components that only a plan made anew has, with their groups and entry points."""
+    known = {component.path for component in plan.components}
+    late = [component for component in anew.components if component.path not in known]
+    groups = dict.fromkeys((*plan.co_residents, *anew.co_residents))
+    return attrs.evolve(
+        plan,
+        components=(*plan.components, *late),
+        co_residents=tuple(sorted(groups, key=len, reverse=True)),  # a member's first group counts
+        entry_points=tuple(dict.fromkeys((*plan.entry_points, *anew.entry_points))),
+    )
 
 
 def _take_in(rotation: "Rotation", planned: PlannedComponent, module: torch.nn.Module) -> None:

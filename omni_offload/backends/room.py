@@ -23,18 +23,19 @@ class Room:
         members: The components, as the rotation knows them now.
 
     Attributes:
+        plan: What is done with each component, and which move together.
         order: The order in which components are used.
     """
 
     def __init__(self, plan: ResolvedOffloadPlan, members: Mapping[str, Member]) -> None:
-        self._plan = plan
+        self.plan = plan
         self._members = members
         self._budget = plan.config.device_memory
         self.order = UseOrder([c.path for c in plan.components if c.treatment is not Treatment.STAY])
 
     def companions(self, member: Member) -> list[Member]:
         """Return the components that move together with one, itself first."""
-        for group in self._plan.co_residents:
+        for group in self.plan.co_residents:
             if member.name in group:
                 others = (self._members.get(name) for name in group if name != member.name)
                 return [member, *(other for other in others if other is not None and not other.stays)]
@@ -54,7 +55,7 @@ class Room:
         worst = max(needs, key=lambda name: needs[name], default="")
         if stay + needs.get(worst, 0) > self._budget:
             raise OffloadConfigError(
-                f"device_memory={self._budget} bytes was asked for, and {self._plan.pipeline_class} needs "
+                f"device_memory={self._budget} bytes was asked for, and {self.plan.pipeline_class} needs "
                 f"{stay + needs.get(worst, 0)}: {stay} for what stays on the device and {needs.get(worst, 0)} for "
                 f"{worst or 'nothing else'}; raise the budget, select more components, or use mode 'layer'"
             )

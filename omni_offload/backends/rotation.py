@@ -21,9 +21,9 @@ from omni_offload.backends.room import Room
 from omni_offload.backends.streamed import StreamedResidency, stream
 from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.config import ResidentPlacement
-from omni_offload.discovery import module_at
+from omni_offload.discovery import Problems, declared_lists, module_at
 from omni_offload.errors import ComponentPathError
-from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan, Treatment
+from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan, Treatment, resolve_offload_plan
 from omni_offload.residency import ModuleResidency, ResidencyContext
 
 __all__ = ["Member", "Rotation"]
@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 class Rotation:
     """The components of one pipeline, and which of them are on the device.
+
+    Attributes:
+        unplanned: The declared paths that the plan leaves out: they were None when it was made, or held no weights.
 
     Args:
         pipeline: The pipeline; only a weak reference is kept.
@@ -51,6 +54,9 @@ class Rotation:
         self.calls: list[object] = []
         self.hooks: Hooks | None = None
         self._pipeline = weakref.ref(pipeline)
+        self._declared = [path for paths in declared_lists(pipeline, Problems("")).values() for path in paths]
+        self.unplanned: tuple[str, ...] = ()
+        self.replan(plan)
         self._keep = config.keep_between_calls
         self._failures: list[tuple[int, ModuleResidency]] = []
         self._clock = 0
@@ -137,6 +143,16 @@ class Rotation:
             return module_at(self._pipeline(), path)
         except ComponentPathError:
             return None
+
+    def resolve(self) -> ResolvedOffloadPlan:
+        """Return the plan of the pipeline as it is now."""
+        return resolve_offload_plan(self._pipeline(), self.plan.config)
+
+    def replan(self, plan: ResolvedOffloadPlan) -> None:
+        """Go on with another plan for the same pipeline; what is managed already is left as it is."""
+        planned = {path for component in plan.components for path in (component.path, *component.aliases)}
+        self.plan = self.room.plan = plan
+        self.unplanned = tuple(path for path in self._declared if path not in planned)
 
     @property
     def orphaned(self) -> bool:

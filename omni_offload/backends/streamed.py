@@ -1,6 +1,7 @@
 """A component whose blocks stream: the rest of it is loaded like any component, and the ring serves the blocks."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -125,9 +126,7 @@ class StreamedResidency(ModuleResidency):
 
     @override
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from super().tensors()
-        for block in self.blocks:
-            yield from block.tensors()
+        return itertools.chain(super().tensors(), *(block.tensors() for block in self.blocks))
 
     # ---- change ------------------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,9 @@ import torch
 import pipelines
 from omni_offload.cli.problems import InputError, one_line
 from omni_offload.cli.targets import is_folder, load_folder
-from omni_offload.discovery import discover_components
 from omni_offload.testing import PipelineCase
 
-__all__ = ["Subject", "cast", "find_subjects", "importing_from_here"]
+__all__ = ["Subject", "find_subjects", "importing_from_here"]
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -113,19 +112,6 @@ def _imported(reference: str) -> list[PipelineCase]:
     known = [key for key, value in vars(module).items() if isinstance(value, PipelineCase)]
     what = f"has no {attribute!r}" if found is None else f"has {attribute!r}, a {type(found).__name__} and no PipelineCase"
     raise InputError(f"{reference}: module {name!r} {what}; its cases are: {', '.join(known) or 'none'}")
-
-
-def cast(case: PipelineCase, dtype: torch.dtype) -> PipelineCase:
-    """Return a case whose components are cast to a floating type when they are made."""
-
-    def make_pipeline() -> Any:
-        pipeline = case.make_pipeline()
-        for component in discover_components(pipeline):
-            if component.module is not None:
-                component.module.to(dtype)
-        return pipeline
-
-    return attrs.evolve(case, make_pipeline=make_pipeline)
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------------------

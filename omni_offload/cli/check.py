@@ -14,13 +14,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from omni_offload.cli.cases import Subject, cast, find_subjects, importing_from_here
+from omni_offload.cli.cases import Subject, find_subjects, importing_from_here
 from omni_offload.cli.noise import without_noise
 from omni_offload.cli.places import SIM, Kind, choose_place, fewer_threads
 from omni_offload.cli.problems import InputError
 from omni_offload.cli.progress import PREPARING, shown_wait
 from omni_offload.cli.verdict import CheckedCase, Verdict
 from omni_offload.testing import CheckReport, CheckResult, Outcome, all_checks, check_pipeline
+from omni_offload.testing.casting import type_name
 from omni_offload.testing.runner import rule_of
 
 __all__ = ["run_checks"]
@@ -112,7 +113,7 @@ class _Run:
     def checked(self, *, exhaustive: bool, seed: int) -> CheckedCase:
         """Run the checks; where an interrupt ends them, what was done by then."""
         results: list[CheckResult] = []
-        case = self.subject.case if self.dtype is None else cast(self.subject.case, self.dtype)
+        case = self.subject.case if self.dtype is None else self.subject.case.cast(self.dtype)
         start = time.perf_counter()
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.suppress(KeyboardInterrupt))
@@ -133,7 +134,7 @@ class _Run:
             check_pipeline(case, device=self.device, checks=self.names, exhaustive=exhaustive, seed=seed, begin=begin, done=done)
         return CheckedCase(
             target=self.subject.target,
-            dtype=None if self.dtype is None else str(self.dtype).removeprefix("torch."),
+            dtype=None if self.dtype is None else type_name(self.dtype),
             report=CheckReport(case=case.name, device=self.device, results=(*results, *_missing(results))),
             seconds=time.perf_counter() - start,
         )

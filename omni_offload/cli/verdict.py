@@ -44,9 +44,8 @@ class CheckedCase:
 
     @property
     def title(self) -> str:
-        """The case, and where and in which type it ran."""
-        dtype = f", {self.dtype}" if self.dtype else ""
-        return f"{self.report.case} on {self.report.device}{dtype}"
+        """The case, and where it ran."""
+        return f"{self.report.case} on {self.report.device}"
 
 
 @attrs.define(kw_only=True)
@@ -142,14 +141,13 @@ def show_total(verdict: Verdict, console: Console) -> None:
 def _cases_table(verdict: Verdict) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("case", overflow="fold")
-    table.add_column("dtype")
     for outcome in Outcome:
         table.add_column(outcome.value.replace("_", " ").lower(), justify="right")
     table.add_column("time/s", justify="right")
     for checked in sorted(verdict.cases, key=lambda checked: not checked.report.failures):
         counts = [len(checked.report.named(outcome)) for outcome in Outcome]
         cells = [Text(str(count or "-"), style=_STYLES[o] if count else "dim") for o, count in zip(Outcome, counts, strict=True)]
-        table.add_row(Text(checked.report.case), checked.dtype or "", *cells, f"{checked.seconds:.1f}")
+        table.add_row(Text(checked.report.case), *cells, f"{checked.seconds:.1f}")
     return table
 
 

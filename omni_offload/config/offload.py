@@ -122,7 +122,11 @@ class OffloadConfig:
         return cls(**{**fields, "parallel_config": parallel})
 
     def offloads(self, component: str) -> bool:
-        """Whether the selection covers a kind of component; without a selection: "dit" only."""
+        """Whether the selection covers a kind of component; without a selection: "dit" only.
+
+        Args:
+            component: "dit", "text_encoder" or "vae".
+        """
         if self.components is None:
             return component == DIT_COMPONENT
         return component in self.components
@@ -143,11 +147,20 @@ class OffloadConfig:
         return kind is not None and self.offloads(kind)
 
     def should_offload_encoder(self, name: str, plan: OffloadPlan | None = None) -> bool:
-        """Whether an encoder takes part: as `offloads_encoder`; without a selection every encoder does."""
+        """Whether an encoder takes part: as `offloads_encoder`, but that without a selection every encoder does.
+
+        Args:
+            name: The encoder's path.
+            plan: What the pipeline declares about it.
+        """
         return self.components is None or self.offloads_encoder(name, plan)
 
     def transfer_for(self, component: str) -> DLOTransfer:
-        """How the blocks of a kind of component reach the device in distributed layerwise offload."""
+        """How blocks reach the device in distributed layerwise offload.
+
+        Args:
+            component: The kind whose blocks they are.
+        """
         default = DLOTransfer.ALLGATHER if self.dlo_use_allgather else DLOTransfer.RANK_LOCAL
         return (self.dlo_transfers or {}).get(component, default)
 

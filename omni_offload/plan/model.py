@@ -109,6 +109,9 @@ class ResolvedOffloadPlan:
     def component(self, path: str) -> PlannedComponent:
         """The component of a path or alias.
 
+        Args:
+            path: A declared path.
+
         Raises:
             KeyError: There is none.
         """
@@ -128,6 +131,12 @@ class ResolvedOffloadPlan:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote.
+
+        Args:
+            text: JSON; of this version of the package.
+
+        Returns:
+            An equal plan.
 
         Raises:
             OffloadConfigError: The text is no such plan.

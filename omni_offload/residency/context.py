@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import attrs
 import torch
@@ -84,7 +85,9 @@ class ResidencyContext:
             for entry in entries:
                 _OWNERS[id(entry.tensor)] = reference
 
-    def groups_of(self, entries: Sequence[Entry], *, keep_origin: bool = False, pin_from: int | None = 1) -> list[Group]:
+    def groups_of(
+        self, entries: Sequence[Entry], *, keep_origin: bool = False, pin_from: int | None = 1, leaving: AbstractSet[int] = frozenset()
+    ) -> list[Group]:
         """Return the groups of some owned entries, with a master each; groups that are as they were left are kept.
 
         Weights that have no master yet get one: a part of a pinned arena, else their own memory. Those found on the device are
@@ -94,6 +97,7 @@ class ResidencyContext:
             entries: Owned entries.
             keep_origin: Keep the device memory that weights were found in, for an undo.
             pin_from: Fewer bytes than these are not worth pinning; None: pin nothing.
+            leaving: Ids of tensors that are released next: new views of their memory do not count as theirs.
 
         Raises:
             RuntimeError: The device refused to pin memory.
@@ -103,7 +107,8 @@ class ResidencyContext:
         bound = {id(entry.tensor): group for group in {*self._groups.values()} if group.bound for entry in group.entries}
         groups = [bound[key] for key in wanted if key in bound]
         fresh: deque[Fresh] = deque()
-        free = group_by_bytes([entry for key, entry in self._entries.items() if key not in bound], touching=wanted)
+        staying = [entry for key, entry in self._entries.items() if key not in bound and key not in leaving]
+        free = group_by_bytes(staying, touching=wanted)
         placements = deque(sorted(free, key=lambda placement: type_of(placement.entries)))  # in the arena as on the device
         del free
         while placements:

@@ -231,10 +231,11 @@ class ManagedTensors:
         entries, tables = collect(self._modules)
         entries = self._context.claim(self._select(entries), self.name)
         self._context.own(entries, self.name)
-        groups = self._context.groups_of(entries, pin_from=pin_from)
-        self._set_groups(groups)
         kept = set(entries)
+        own = (group for group in self._groups or () if group.users <= {self})
+        leaving = {id(entry.tensor) for group in own for entry in group.entries if entry not in kept}
+        self._set_groups(self._context.groups_of(entries, pin_from=pin_from, leaving=leaving))
         self._context.release(entry for entry in self._entries if entry not in kept)
         self._entries, self._tables = entries, tables
         self._follow()
-        logger.debug("%s: regrouped, %d groups", self.name, len(groups))
+        logger.debug("%s: regrouped, %d groups", self.name, len(self._groups or ()))

@@ -8,49 +8,16 @@ import attrs
 import torch
 from torch import nn
 
-from omni_offload import (
-    DIT_COMPONENT,
-    TEXT_ENCODER_COMPONENT,
-    VAE_COMPONENT,
-    HookRegistry,
-    ModelHook,
-    ModuleResidency,
-    run_cleanup_steps,
-)
+from omni_offload import HookRegistry, ModelHook, ModuleResidency, run_cleanup_steps
 from omni_offload.backends.inputs import align_inputs
-from omni_offload.errors import OffloadConfigError, OffloadStateError
+from omni_offload.errors import OffloadStateError
+from pipelines.wan.works import WORKS, require_whole
 
 __all__ = ["Staging"]
 
 _HOOK = "omni_wan_image_to_video"
 
 _Steps = Iterable[tuple[str, Callable[[], None]]]
-
-
-@attrs.frozen(kw_only=True)
-class _Work:
-    """What a stage is: the children of a component that it brings to the device, and the method that is its work."""
-
-    component: str
-    kind: str | None
-    method: str = "forward"
-    children: tuple[str, ...] = ()
-
-    def modules(self, component: nn.Module) -> list[nn.Module]:
-        """Return what goes to the device."""
-        if not self.children:
-            return [component]
-        return [child for name in self.children if (child := getattr(component, name)) is not None]
-
-
-_WORKS: Mapping[str, _Work] = {
-    "text_encoder": _Work(component="text_encoder", kind=TEXT_ENCODER_COMPONENT),
-    "image_encoder": _Work(component="image_encoder", kind=None),
-    "vae_encoder": _Work(component="vae", kind=VAE_COMPONENT, method="encode", children=("encoder", "quant_conv")),
-    "transformer": _Work(component="transformer", kind=DIT_COMPONENT),
-    "transformer_2": _Work(component="transformer_2", kind=DIT_COMPONENT),
-    "vae_decoder": _Work(component="vae", kind=VAE_COMPONENT, method="decode", children=("decoder", "post_quant_conv")),
-}
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -101,7 +68,7 @@ class Staging:
             OffloadStateError: Another owner manages a component.
             OffloadConfigError: The VAE holds weights that are in neither half of it.
         """
-        for name, work in _WORKS.items():
+        for name, work in WORKS.items():
             component = getattr(pipeline, work.component)
             if component is None:
                 continue
@@ -109,7 +76,7 @@ class Staging:
             residency = ModuleResidency(modules, self.device, pin_memory=self._pin_memory, name=name)
             rotates = self._kinds is None or work.kind in self._kinds
             self._stages[name] = _Stage(component=component, residency=residency, rotates=rotates)
-        _require_whole(pipeline.vae)
+        require_whole(pipeline.vae)
 
     def enable(self) -> None:
         """Take the weights over and put hooks on the work; `undo` repairs what this has done where it raises."""
@@ -119,7 +86,7 @@ class Staging:
             if not stage.rotates:
                 stage.residency.load()
         for component in self._components():
-            methods = {_WORKS[name].method: name for name, stage in self._stages.items() if stage.component is component}
+            methods = {WORKS[name].method: name for name, stage in self._stages.items() if stage.component is component}
             HookRegistry.get_or_create(component).register_hook(_HOOK, _StageHook(self, methods), methods)
 
     def commit(self) -> None:
@@ -220,7 +187,7 @@ class Staging:
             raise failure
 
     def _require_present(self, pipeline: Any) -> None:
-        for name, work in _WORKS.items():
+        for name, work in WORKS.items():
             stage = self._stages.get(name)
             if getattr(pipeline, work.component) is not (None if stage is None else stage.component):
                 raise OffloadStateError(
@@ -309,12 +276,3 @@ def _restoring(stage: _Stage) -> Callable[[], None]:
 
 def _unhooking(component: nn.Module) -> Callable[[], None]:
     return lambda: HookRegistry.get_or_create(component).remove_hook(_HOOK)
-
-
-def _require_whole(vae: nn.Module) -> None:
-    """Refuse an autoencoder with weights that none of the stages would move."""
-    works = [work for work in _WORKS.values() if work.component == "vae"]
-    staged = {id(tensor) for work in works for module in work.modules(vae) for tensor in (*module.parameters(), *module.buffers())}
-    left = [name for name, tensor in (*vae.named_parameters(), *vae.named_buffers()) if id(tensor) not in staged]
-    if left:
-        raise OffloadConfigError(f"{type(vae).__name__} holds weights that are in neither half of it: {', '.join(left)}")

@@ -226,6 +226,7 @@ def test_the_call_stack_forgets_what_an_interrupt_left():
     in_thread(lambda: seen.append(current_rotation())).join(5)
     assert seen == [None]
     leave_call(1)
+    assert current_rotation() is None
     leave_call(1)
     leave_call(2)
     assert current_rotation() is None

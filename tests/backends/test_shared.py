@@ -180,6 +180,22 @@ def test_uses_that_waited_for_disable_run_unmanaged(pipe, x, expected):
     assert torch.equal(got["call"], expected)
 
 
+def test_a_use_outside_a_call_keeps_other_threads_out(pipe, x):
+    """It holds the pipeline's lock from entry to exit, also where it fails."""
+    backend = pipe.enable_omni_offload(device="sim")
+    lock = backend._rotation.lock
+    seen = []
+    pipe.vae.dec.forward = lambda y: (seen.append(lock.in_call()), y)[1]
+    pipe.vae.decode(x)
+    seen.append(lock.in_call())
+    pipe.vae.dec.forward = lambda y: seen.append(lock.in_call()) or 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        pipe.vae.decode(x)
+    seen.append(lock.in_call())
+    assert seen == [True, True, False, True, False]
+    backend.disable()
+
+
 def test_a_deadlock_is_refused(kit, device, x):
     """Two threads whose calls wait for each other: one is refused, the other ends."""
     a, b = kit.Pipe(), kit.Pipe(seed=1)
@@ -303,6 +319,58 @@ def test_a_component_set_to_none_is_given_up(pipe, x, kit, keys):
     pipe.disable_omni_offload()
 
 
+@pytest.mark.parametrize("keys", [{}, {"components": ["dit"]}, {"device_memory": "1MiB"}], ids=str)
+def test_a_component_that_was_none_is_managed(kit, device, x, keys):
+    """A declared component that was None when offload was enabled is taken in, with its entry points and co-residents, once it is there."""
+
+    class Late(kit.Pair):
+        _co_resident_modules = [("transformer", "transformer_2")]
+        _offload_entry_points = {"vae": ("decode",), "transformer_2": ("embed",)}
+
+        def __call__(self, x):
+            x = self.transformer(self.text_encoder(x))
+            return self.vae.decode(x if self.transformer_2 is None else self.transformer_2.embed(x))
+
+    pipe, late = Late(), kit.Transformer().requires_grad_(False)
+    pipe.transformer_2 = None
+    without = pipe(x)
+    pipe.transformer_2 = late
+    expected = pipe(x)
+    pipe.transformer_2 = None
+    backend = pipe.enable_omni_offload(device="sim", **keys)
+    assert torch.equal(pipe(x).cpu(), without)
+    pipe.transformer_2 = late
+    for _ in range(2):
+        assert torch.equal(pipe(x).cpu(), expected)
+    assert backend.plan.component("transformer_2").treatment is backend.plan.component("transformer").treatment
+    assert backend.plan.co_residents == (("transformer", "transformer_2"),)
+    assert {c.name: c.loads for c in pipe.offload_report.components}["transformer_2"] == 2
+    pipe.transformer_2 = None
+    assert torch.equal(pipe(x).cpu(), without)
+    assert kit.hooks(pipe) == [pipe.text_encoder, pipe.transformer, pipe.vae]
+    pipe.transformer_2 = late
+    assert torch.equal(pipe(x).cpu(), expected)
+    pipe.disable_omni_offload()
+    assert torch.equal(pipe(x), expected)
+    assert kit.hooks(pipe) == []
+    assert late.pos_embed.device.type == "cpu"
+
+
+def test_a_component_that_was_none_and_does_not_fit(pipe, x, kit, expected):
+    """A component that is put where none was is refused, where the budget does not hold it, and free again when it is gone."""
+    vae, pipe.vae = pipe.vae, None
+    pipe.enable_omni_offload(device="sim", device_memory=kit.padded(pipe.transformer))
+    pipe.encode_prompt(x)
+    pipe.vae = nn.Sequential(*[nn.Linear(64, 64) for _ in range(9)]).requires_grad_(False)
+    pipe.vae.encode = pipe.vae.decode = pipe.vae.tile = pipe.vae.forward
+    for _ in range(2):
+        with pytest.raises(OffloadConfigError, match="device_memory="):
+            pipe(x)
+    pipe.vae = vae
+    assert torch.equal(pipe(x).cpu(), expected)
+    pipe.disable_omni_offload()
+
+
 def test_a_replacement_that_cannot_be_managed(pipe, x, expected):
     """A replacement that fails is refused by name in each call, until it is put right; the rest stays managed."""
     good = pipe.vae
@@ -318,12 +386,13 @@ def test_a_replacement_that_cannot_be_managed(pipe, x, expected):
 
 
 def test_a_replacement_larger_than_the_budget(pipe, x, kit, expected):
-    """A replacement is checked against the budget."""
+    """A replacement is checked against the budget, in each call until it is put right."""
     small = pipe.vae
     pipe.enable_omni_offload(device="sim", device_memory=kit.padded(pipe.transformer))
     pipe.vae = nn.Sequential(*[nn.Linear(64, 64) for _ in range(9)]).requires_grad_(False)
-    with pytest.raises(OffloadConfigError, match="device_memory="):
-        pipe(x)
+    for _ in range(2):
+        with pytest.raises(OffloadConfigError, match="device_memory="):
+            pipe(x)
     pipe.vae = small
     assert torch.equal(pipe(x).cpu(), expected)
     pipe.disable_omni_offload()

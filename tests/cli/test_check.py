@@ -212,6 +212,7 @@ def test_several_types_are_checked_one_after_the_other(check_json, mine):
     status, told = check_json(mine("GOOD"), "--checks", "numerics", "--dtype", "fp32", "--dtype", "bf16")
     assert status == 0
     assert [case["dtype"] for case in told["cases"]] == ["float32", "bfloat16"]
+    assert [case["case"] for case in told["cases"]] == ["good[float32]", "good[bfloat16]"]
     assert all(outcomes(case) == {"check_numerics": "PASSED"} for case in told["cases"])
 
 

@@ -1,6 +1,8 @@
 """What is written on the device comes back; what is edited, replaced, added or moved on the host is in force at the next use."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -76,6 +78,18 @@ def test_statistics_of_a_batch_norm_in_training_mode_come_back(block, device, eq
     assert equal_bytes(block.norm.running_mean, twin.norm.running_mean)
     assert equal_bytes(block.norm.running_var, twin.norm.running_var)
     residency.restore()
+
+
+def test_a_buffer_written_past_its_counter_comes_back_in_training_mode_only(block, device):
+    for training in (True, False):
+        block.train(training)
+        block.scale.fill_(1.0)
+        residency = ModuleResidency(block, device)
+        residency.load()
+        block.scale.data.fill_(5.0)
+        residency.offload()
+        assert bool((block.scale == (5.0 if training else 1.0)).all())
+        residency.restore()
 
 
 def test_statistics_come_back_also_where_training_mode_ended_before_the_offload(block, device, equal_bytes):
@@ -223,6 +237,7 @@ def test_an_edit_while_the_device_copy_is_prefetched_is_not_forgotten_by_a_repai
 def test_an_edit_between_fetch_and_bind_is_read_at_the_next_fetch(block, device):
     residency = ModuleResidency(block, device)
     residency.fetch()
+    torch.accelerator.synchronize(device)  # the copy has the old value
     with torch.no_grad():
         block.scale.fill_(5.0)
     residency.bind()
@@ -231,6 +246,43 @@ def test_an_edit_between_fetch_and_bind_is_read_at_the_next_fetch(block, device)
     residency.load()
     assert block.scale.cpu().tolist() == [5.0] * 6
     residency.restore()
+
+
+@pytest.mark.parametrize("edit", [lambda p: p[1].fill_(7.0), lambda p: p.data[-1].fill_(7.0)], ids=["counted", "through .data"])
+def test_an_edit_of_one_element_is_in_force_at_the_next_use(holding, device, edit):
+    module = holding(torch.zeros(1 << 12))
+    residency = ModuleResidency(module, device)
+    residency.load()
+    residency.unbind()
+    edit(module.p0)
+    residency.load()
+    assert module.p0.cpu().sum().item() == 7.0
+    residency.restore()
+
+
+def test_what_was_copied_back_need_not_be_copied_in_again(block, device):
+    residency = ModuleResidency(block, device)
+    residency.load()
+    block.scale.fill_(5.0)
+    residency.unbind()
+    before = residency.counters.bytes_in
+    residency.load()
+    assert block.scale.cpu().tolist() == [5.0] * 6
+    assert residency.counters.bytes_in == before
+    residency.restore()
+
+
+def test_a_view_that_its_user_moved_while_loaded_keeps_its_new_memory(holding, device):
+    base = torch.zeros(8)
+    module = holding(buffers=(base[:6], base[2:]))  # one group
+    residency = ModuleResidency(module, device)
+    residency.load()
+    module.b1.data = torch.full((6,), 3.0)
+    residency.offload()
+    assert module.b0.tolist() == [0.0] * 6
+    assert module.b1.tolist() == [3.0] * 6
+    residency.restore()
+    assert module.b1.tolist() == [3.0] * 6
 
 
 def test_an_edit_of_the_master_during_an_activation_is_read_at_the_next(block, device):
@@ -436,4 +488,21 @@ def test_large_weights_that_appear_late_are_pinned_and_small_ones_are_not(block,
     residency.unbind()
     residency.validate(thorough=True)
     assert residency.pinned_bytes == pinned + (1 << 20)
+    residency.restore()
+
+
+def test_a_view_put_in_the_place_of_its_whole_counts_alone(block, device, pin):
+    """A parameter replaced by a part of its own memory counts with that part, and nothing keeps the former one alive."""
+    residency = ModuleResidency(block, device, pin_memory=pin)
+    residency.load()
+    residency.offload()
+    before, former = residency.host_bytes, weakref.ref(block.linear.weight)
+    block.linear.weight = nn.Parameter(block.linear.weight.data[:3], requires_grad=False)
+    expected = block.linear.weight.detach().clone()
+    residency.load()
+    assert residency.host_bytes == before - 3 * 6 * 4
+    assert torch.equal(block.linear.weight.cpu(), expected)
+    residency.offload()
+    gc.collect()
+    assert former() is None
     residency.restore()

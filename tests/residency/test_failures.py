@@ -52,6 +52,18 @@ def test_out_of_memory_at_any_allocation_leaves_the_host_intact_and_a_retry_work
         check()
 
 
+def test_out_of_memory_in_the_middle_frees_what_came_before(holding, device):
+    module = holding(torch.ones(64), torch.ones(64, dtype=torch.bfloat16))  # types that lie in a buffer each
+    residency = ModuleResidency(module, device)
+    sim.configure(fail_alloc_in=1)
+    with pytest.raises(torch.OutOfMemoryError):
+        residency.load()
+    assert sim.allocated() == residency.device_bytes == residency.meter.current == 0
+    residency.load()
+    assert residency.loaded
+    residency.restore()
+
+
 def test_out_of_memory_where_a_part_was_there_already_frees_only_what_is_not_bound(tied, device, photograph):
     from omni_offload.accelerator import Accelerator
     from omni_offload.residency import ResidencyContext

@@ -223,3 +223,16 @@ def test_with_the_hosts_wait_such_an_edit_is_ordered(holding, device):
         module.p0.fill_(0.0)
     assert sim.races() == []
     residency.restore()
+
+
+def test_the_host_waits_at_the_end_of_a_use_for_a_copy_in_flight(holding, device):
+    residency = ModuleResidency(holding(torch.ones(1 << 10)), device)
+    sim.configure(mode="virtual", h2d_gbps=1e-3)  # the host's own work takes no time
+    try:
+        residency.load()
+        assert residency.in_flight
+        residency.unbind()
+        assert not residency.in_flight
+    finally:
+        sim.configure(mode="threads", h2d_gbps=0.0)
+    residency.restore()

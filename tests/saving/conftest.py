@@ -1,0 +1,97 @@
+"""Every registered case, saved, loaded and copied; after each test nothing may be left on the device, and no race."""
+
+import gc
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import pipelines
+from omni_offload.testing import sim
+
+FAST = ("flux", "wan_2_2_i2v")
+"""The cases of the fast suite: one of the core's rotation, one that drives its offload itself."""
+
+
+def every_case():
+    """Every case of every registered pipeline, each once; all but two in the exhaustive run."""
+    cases = {case.name: case for entry in pipelines.registered().values() for case in entry.load_cases()}
+    return [pytest.param(case, id=name, marks=() if name in FAST else pytest.mark.exhaustive) for name, case in sorted(cases.items())]
+
+
+def modules(pipeline):
+    return {name: component for name, component in pipeline.components.items() if isinstance(component, nn.Module)}
+
+
+def tensors(pipeline):
+    """Each component's parameters and buffers, by name."""
+    return {
+        f"{name}.{key}": tensor
+        for name, module in modules(pipeline).items()
+        for key, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    }
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def aligned(pipeline):
+    """Put every weight into memory of its own: files are mapped unaligned, which changes the last digit of results."""
+    for tensor in {id(tensor): tensor for tensor in tensors(pipeline).values()}.values():
+        tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def call(case, pipeline):
+    return [tensor.cpu() for tensor in case.outputs(pipeline(**case.make_inputs(pipeline)))]
+
+
+def same(one, other):
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def hooked(root):
+    """The modules in which something of the framework stands."""
+    ours = ("_omni_hook_registry", "__getstate__", "forward")
+    return [module for module in root.modules() if any(name in vars(module) for name in ours)]
+
+
+@pytest.fixture(scope="session")
+def kit():
+    return types.SimpleNamespace(modules=modules, tensors=tensors, files=files, aligned=aligned, call=call, same=same, hooked=hooked)
+
+
+@pytest.fixture(scope="session")
+def flux():
+    return pipelines.registered()["flux"].load_cases()[0]
+
+
+@pytest.fixture(scope="session")
+def reference(kit):
+    """Return a function that makes a case's files and outputs without offload, once."""
+    made = {}
+
+    def reference(case, folder):
+        if case.name not in made:
+            pipeline = kit.aligned(case.make_pipeline())
+            outputs = kit.call(case, pipeline)  # first: a tokenizer saves how it was used last
+            pipeline.save_pretrained(folder)
+            made[case.name] = kit.files(folder), outputs
+        return made[case.name]
+
+    return reference
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(device):
+    gc.collect()
+    before = sim.allocated(), sim.pinned_bytes()
+    yield
+    gc.collect()
+    torch.accelerator.synchronize(device)
+    assert (sim.allocated(), sim.pinned_bytes()) == before
+    assert sim.races() == []
