@@ -50,6 +50,7 @@ def test_disable_in_any_order(two, x, kit, first):
         pipe(x)
     pipes[first].disable_omni_offload()
     left = pipes[1 - first]
+    assert all(component.pinned_bytes for component in left.offload_report.components)
     assert sim.pinned_bytes() <= sum(kit.padded(c) for c in (left.text_encoder, left.transformer, left.vae))
     assert torch.equal(left(x).cpu(), want[1 - first])
     assert kit.hooks(pipes[first]) == kit.hooks(left)[:2]
@@ -188,7 +189,7 @@ def test_a_use_outside_a_call_keeps_other_threads_out(pipe, x):
     pipe.vae.dec.forward = lambda y: (seen.append(lock.in_call()), y)[1]
     pipe.vae.decode(x)
     seen.append(lock.in_call())
-    pipe.vae.dec.forward = lambda y: seen.append(lock.in_call()) or 1 / 0
+    pipe.vae.dec.forward = lambda _: seen.append(lock.in_call()) or 1 / 0
     with pytest.raises(ZeroDivisionError):
         pipe.vae.decode(x)
     seen.append(lock.in_call())
