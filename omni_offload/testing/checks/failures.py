@@ -68,7 +68,7 @@ def check_failing_callback(bench: Bench) -> None:
 
     def call() -> None:
         with torch.no_grad():
-            pipeline(**bench.case.make_inputs(pipeline), callback_on_step_end=callback)
+            pipeline(**bench.inputs(pipeline), callback_on_step_end=callback)
 
     with bench.enabled(pipeline):
         require_error(bench, call, what="callback_on_step_end")

@@ -9,6 +9,7 @@ from omni_offload.testing.bench import Bench, NotRun, some
 from omni_offload.testing.observe import Snapshot, Target, bytes_on, copied_to, device_size, same_values, tensors_in
 
 __all__ = [
+    "check_captured_methods",
     "check_entry_points",
     "check_keep_between_calls",
     "check_on_device",
@@ -97,6 +98,29 @@ def replay(bench: Bench, target: Target, *, when: str) -> None:
         result = getattr(target.module, target.method)(*copied_to(recording.args, cpu), **copied_to(recording.kwargs, cpu))
     if not same_values(tensors_in(result), recording.outputs):
         bench.fail(f"the outputs of {target} {when} that equal the resident run's", "others", component=target.path)
+
+
+def check_captured_methods(bench: Bench) -> None:
+    """A method that was taken from a component while enabled is the component's own after disable: on the host, and right."""
+    pipeline, other = bench.fresh(), bench.fresh()
+    base = bench.allocated()
+    with bench.enabled(pipeline):
+        captured = {str(target): getattr(target.module, target.method) for target in bench.used(pipeline)}
+        bench.call(pipeline, keep=False)
+    left, cpu = bench.allocated(), torch.device("cpu")
+    bench.reset_peak()
+    for target in bench.used(other):
+        recording = bench.reference.recordings[str(target)]
+        results = []
+        for method in (captured[str(target)], getattr(target.module, target.method)):
+            with torch.no_grad():
+                results.append(tensors_in(method(*copied_to(recording.args, cpu), **copied_to(recording.kwargs, cpu))))
+        if not same_values(*results):
+            bench.fail(
+                f"{target}, captured while enabled, to do after disable what it does without offload", "others", component=target.path
+            )
+    if bench.peak() > left or left - base > bench.reference.left:
+        bench.fail("nothing on the device in a captured method after disable", f"{bench.peak() - base} bytes")
 
 
 def check_release(bench: Bench) -> None:
