@@ -35,7 +35,7 @@ def _unet() -> Any:
 
 
 def _pipeline(cls: type, seed: int, dtype: torch.dtype = torch.float32) -> Any:
-    with seeded(seed):
+    with seeded(seed), torch.inference_mode(mode=False):  # the CPU's float16 kernels take inference tensors in that mode only
         pipeline: Any = cls(
             vae=autoencoder_kl(widths=(8, 16)),
             text_encoder=clip_text_encoder(layers=2),
@@ -46,11 +46,10 @@ def _pipeline(cls: type, seed: int, dtype: torch.dtype = torch.float32) -> Any:
             scheduler=DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
             add_watermarker=False,
         )
-    pipeline.set_progress_bar_config(disable=True)
-    log_errors_only(ModelMixin)  # it warns of every cast, also where nothing must keep its type
-    with torch.inference_mode(mode=False):  # the CPU's float16 kernels take inference tensors in inference mode only
+        log_errors_only(ModelMixin)  # it warns of every cast, also where nothing must keep its type
         for name in ("vae", "text_encoder", "text_encoder_2", "unet"):
             getattr(pipeline, name).to(dtype)
+    pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 

@@ -37,6 +37,8 @@ class _StableDiffusionXLParts(OmniOffloadMixin):
         },
     )
 
+    vae: Any
+
     def upcast_vae(self) -> None:
         """Cast the VAE to float32, as upstream does in a call in float16, without its warning that nobody else should."""
         self.vae.to(dtype=torch.float32)
