@@ -113,7 +113,7 @@ BACKENDS = (
         "[2].extend(methods)",
         "[2].extend(())",
         "vae.decode runs on the host's weights",
-        ("tests/backends/test_use.py::test_a_submodule_is_an_entry_point",),
+        ("tests/backends/test_use.py::test_a_nested_use_leaves_the_outer_one_on_the_device",),
     ),
     Mutant(
         "generator-output-accepted",

@@ -173,7 +173,7 @@ RESIDENCY = (
         "        self._unfreed = weakref.finalize(self, _order_after, accelerator, self.uses)\n",
         "        self._unfreed = weakref.finalize(self, list)\n",
         "memory that nobody gave back is reused while it is read",
-        ("tests/residency/test_races.py::test_device_memory_that_nobody_gave_back_is_freed_in_order",),
+        ("tests/residency/test_host.py::test_a_buffer_that_nobody_gave_back_is_freed_after_its_uses",),
     ),
     Mutant(
         "written-weights-not-copied-back",
@@ -321,7 +321,7 @@ RESIDENCY = (
         "lambda: self._context.close() if self._owns_context else None",
         "lambda: None",
         "restore leaves host memory pinned",
-        ("tests/residency/test_host.py::test_the_containers_limit_counts_without_one_of_our_own_and_warns",),
+        ("tests/residency/test_host.py::test_a_residency_on_its_own_gives_its_ring_back",),
     ),
     Mutant(
         "failed-restore-disowns",

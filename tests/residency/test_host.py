@@ -1,5 +1,6 @@
 """Host memory: how much is pinned, what is not goes through the staging ring, and all of it is given back."""
 
+import gc
 import logging
 from types import SimpleNamespace
 
@@ -110,6 +111,15 @@ def test_the_containers_limit_counts_without_one_of_our_own_and_warns(ceiling, r
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     residency.restore()
     own.close()
+
+
+def test_a_residency_on_its_own_gives_its_ring_back(four, device, monkeypatch):
+    residency = ModuleResidency(four, device)
+    monkeypatch.setattr(residency._context, "_ceiling", 48 * KIB)
+    used(residency, four, device)
+    assert sim.pinned_bytes() > residency.pinned_bytes > 0
+    residency.restore()
+    assert sim.pinned_bytes() == 0
 
 
 def test_a_component_of_many_regions_is_pinned_whole(four, engine, device, monkeypatch):
@@ -293,6 +303,17 @@ def test_a_buffer_is_freed_when_its_last_taker_gives_it_back(engine):
     assert buffer.raw is not None
     buffer.give_back("two")
     assert buffer.raw is None
+
+
+def test_a_buffer_that_nobody_gave_back_is_freed_after_its_uses(engine, monkeypatch):
+    waited = []
+    monkeypatch.setattr(Accelerator, "after", lambda _, event: waited.append(event))
+    buffer = DeviceBuffer(engine, 128, ByteMeter())
+    event = torch.accelerator.current_stream(engine.device).record_event()
+    buffer.uses[1] = event
+    del buffer
+    gc.collect()
+    assert waited == [event]
 
 
 def test_a_group_without_master_or_origin_stays_as_it_is(four, device):
