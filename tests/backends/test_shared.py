@@ -247,6 +247,21 @@ def test_a_component_is_used_within_another_pipelines_call(two, x):
     b.disable_omni_offload()
 
 
+def test_the_other_pipeline_of_a_shared_component_takes_no_part(two, x):
+    """Within a's call its hooks do nothing for b: b's lock is free."""
+    a, b = two
+    for pipe in two:
+        pipe.enable_omni_offload(device="sim")
+    lock = b.offload_backend._rotation.lock
+    seen = []
+    part = a.text_encoder.proj.forward
+    a.text_encoder.proj.forward = lambda y: (seen.append(lock.in_call()), part(y))[1]
+    a(x)
+    assert seen == [False]
+    for pipe in two:
+        pipe.disable_omni_offload()
+
+
 def test_a_dropped_pipeline_frees_everything(kit, device, x):
     """A pipeline that is dropped without disable takes its memory with it."""
     pipe = kit.Pipe()

@@ -137,7 +137,7 @@ BACKENDS = (
         "return current is not self._rotation",
         "return False",
         "the other pipeline of a shared component takes part in the call",
-        ("tests/backends/test_shared.py::test_a_component_is_used_within_another_pipelines_call",),
+        ("tests/backends/test_shared.py::test_the_other_pipeline_of_a_shared_component_takes_no_part",),
     ),
     Mutant(
         "hooks-forgotten-after-a-failure",
