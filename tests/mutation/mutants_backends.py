@@ -465,7 +465,7 @@ BACKENDS = (
         "lambda: close_unused(contexts.values())",
         "lambda: None",
         "disable leaves host memory pinned",
-        ("tests/backends/test_budget.py::test_a_host_limit_is_an_upper_bound",),
+        ("tests/backends/test_budget.py::test_disable_unpins_at_once",),
     ),
     Mutant(
         "what-stays-not-loaded",
