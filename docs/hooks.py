@@ -9,11 +9,22 @@ from typing import Any
 import attrs
 
 from omni_offload import errors
+from omni_offload.discovery import LISTS, WELL_KNOWN
 from omni_offload.testing import all_checks
 from omni_offload.testing.sim import Settings
 from pipelines import PipelineLookupError, registered
 
-__all__ = ["TABLES", "checks", "decisions", "error_classes", "on_config", "on_page_markdown", "registered_pipelines", "sim_settings"]
+__all__ = [
+    "TABLES",
+    "checks",
+    "decisions",
+    "error_classes",
+    "on_config",
+    "on_page_markdown",
+    "registered_pipelines",
+    "sim_settings",
+    "well_known",
+]
 
 DOCS = Path(__file__).parent
 LISTED = {"Decisions": "decisions", "Measurements": "benchmarks"}
@@ -93,6 +104,12 @@ def decisions() -> str:
     return "\n".join(f"- [{title}]({page.name})" for title, page in zip(titles, pages, strict=True))
 
 
+def well_known() -> str:
+    """The names under which components of undeclared pipelines are found."""
+    rows = [(f"`{name}`", ", ".join(f"`{path}`" for path in WELL_KNOWN[kind])) for name, kind in LISTS.items() if WELL_KNOWN[kind]]
+    return _table(("taken for", "names"), rows)
+
+
 def sim_settings() -> str:
     """Every setting of the simulated accelerator, with its default."""
     attributes = re.split(r"^    (?=\w+: )", (inspect.getdoc(Settings) or "").partition("Attributes:\n")[2], flags=re.MULTILINE)
@@ -121,5 +138,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "errors": error_classes,
     "pipelines": registered_pipelines,
     "sim_settings": sim_settings,
+    "well_known": well_known,
 }
 """Name in a page's marker -> what makes the table."""

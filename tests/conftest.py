@@ -10,6 +10,9 @@ import torch
 
 torch.set_num_threads(1)
 
+#: Another package, with a test suite of its own: `packaging/test_third_party.py` runs it where it is installed.
+collect_ignore = ["third_party"]
+
 
 @pytest.fixture(autouse=True)
 def torch_state():
@@ -33,3 +36,16 @@ def device():
     sim.reset_peak()
     yield device
     sim.configure(mode="threads", races="record", poison=True, capacity=0, pinned_capacity=0, fail_alloc_in=-1)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say which part of the rotating tests ran, and how to run it again."""
+    told = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == "rotation"
+    ]
+    for line in sorted(set(told)):
+        terminalreporter.write_line(f"rotating tests: {line}")

@@ -200,6 +200,13 @@ class OffloadBackend(abc.ABC):
             OffloadStateError: It manages no pipeline, or the pipeline drives its offload itself.
         """
 
+    @abc.abstractmethod
+    def writing(self, component: str) -> Any:
+        """Return a context in which a component is on the device and all of it counts as written, also through `.data`.
+
+        One that is not managed is left where it is.
+        """
+
     @property
     @abc.abstractmethod
     def call_depth(self) -> int:

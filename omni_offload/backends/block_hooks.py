@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from omni_offload.backends.entry import EntryHook
+from omni_offload.backends.entry import DISPATCH, EntryHook, has_torch_hooks
 from omni_offload.backends.owners import Member
 from omni_offload.backends.rotation import Rotation
 from omni_offload.backends.streamed import StreamedResidency
@@ -28,37 +28,46 @@ class BlockHook(EntryHook):
         self._uses = threading.local()
 
     @property
-    def _alone(self) -> list[bool]:
-        """Per running use of the block in this thread, whether it made the component's activation."""
-        alone: list[bool] = self._uses.__dict__.setdefault("alone", [])
-        return alone
+    def _entered(self) -> list[bool | None]:
+        """Per running method in this thread, whether it made the component's activation; None: nothing was done for it."""
+        entered: list[bool | None] = self._uses.__dict__.setdefault("entered", [])
+        return entered
 
     @override
     def pre_forward(
         self, module: torch.nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._entered.append(None)
+        if method == DISPATCH and not has_torch_hooks(module):
+            return args, kwargs
         thread = threading.get_ident()
-        inside = any(activation.thread == thread for activation in self._member.owner.active)
-        self._alone.append(not inside)
-        if not inside:
+        outside = all(activation.thread != thread for activation in self._member.owner.active)
+        self._entered[-1] = outside
+        if outside:
             args, kwargs = super().pre_forward(module, method, args, kwargs)
         self._ring.enter(self._index)
         return args, kwargs
 
     @override
     def post_forward(self, module: torch.nn.Module, method: str, output: Any) -> Any:
-        self._ring.leave(self._index)
-        if self._alone.pop():
+        outside = self._entered[-1]
+        if outside is not None:
+            self._ring.leave(self._index)
+        if outside:
             output = super().post_forward(module, method, output)
+        self._entered.pop()  # last: what fails before is left by `on_error`
         return output
 
     @override
     def on_error(self, module: torch.nn.Module, method: str, error: BaseException) -> None:
+        outside = (self._entered or [None])[-1]  # an interrupt may have come before the entry was noted
         try:
-            self._rotation.note_failure(error, self._ring.blocks[self._index])
-            self._ring.leave(self._index, failed=True)
+            if outside is not None:
+                self._rotation.note_failure(error, self._ring.blocks[self._index])
+                self._ring.leave(self._index, failed=True)
         finally:
-            if self._alone.pop():
+            del self._entered[-1:]
+            if outside:
                 super().on_error(module, method, error)
 
 

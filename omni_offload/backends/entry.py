@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.nn.modules.module import _has_any_global_hook
 from typing_extensions import override
 
 from omni_offload.backends.activation import Activation
@@ -22,7 +23,17 @@ from omni_offload.discovery import module_at
 from omni_offload.errors import ComponentPathError, OffloadStateError
 from omni_offload.hooks import HookRegistry, ModelHook
 
-__all__ = ["EntryHook", "EntryHooks"]
+__all__ = ["DISPATCH", "EntryHook", "EntryHooks", "has_torch_hooks"]
+
+#: What a module's call goes through: it runs the torch hooks of users around `forward`. They belong to the use, so that a hook sees
+#: the weights where the inputs and outputs are.
+DISPATCH = "_call_impl"
+
+
+def has_torch_hooks(module: torch.nn.Module) -> bool:
+    """Whether torch hooks of users run around the module's `forward`."""
+    state = module.__dict__
+    return bool(state["_forward_hooks"] or state["_forward_pre_hooks"] or _has_any_global_hook())  # type: ignore[no-untyped-call]  # torch's own
 
 
 #: Gives path, module and hook of every block of a component that streams.
@@ -47,9 +58,9 @@ class EntryHook(ModelHook):
         self, module: torch.nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._stack.append(None)
-        if self._handled_elsewhere():
+        if (method == DISPATCH and not has_torch_hooks(module)) or self._handled_elsewhere():
             return args, kwargs
-        self._refuse_autograd(module, method, (args, kwargs))
+        self._refuse_autograd(module, "forward" if method == DISPATCH else method, (args, kwargs))
         device = self._rotation.accelerator.device
         aligned = align_inputs(args, device), align_inputs(kwargs, device)  # before the weights: a copy engine works in order
         activation = self._stack[-1] = Activation(self._rotation, self._member)
@@ -120,7 +131,10 @@ class EntryHooks:
         self._hooked: list[tuple[torch.nn.Module, str]] = []
 
     def install(self) -> None:
-        """Hook `forward` of every component, and every declared entry point. A failure leaves it to `remove`."""
+        """Hook `forward` of every component, and every declared entry point; `forward` with the torch hooks that are around it.
+
+        A failure leaves it to `remove`.
+        """
         wanted: dict[tuple[int, str], tuple[torch.nn.Module, Member, list[str]]] = {}
         for member in self._rotation.members.values():
             module = member.owner.module
@@ -138,7 +152,8 @@ class EntryHooks:
     def _register(self, module: torch.nn.Module, name: str, hook: ModelHook, methods: list[str]) -> None:
         name = f"{self._name}.{name}"
         self._hooked.append((module, name))  # first, so that an interrupt is undone
-        HookRegistry.get_or_create(module).register_hook(name, hook, tuple(dict.fromkeys(methods)))
+        dispatch = [DISPATCH] if "forward" in methods else []
+        HookRegistry.get_or_create(module).register_hook(name, hook, tuple(dict.fromkeys([*methods, *dispatch])))
 
     def _member_of(self, path: str) -> Member | None:
         """Return the component that a path is, or lies in; None for one that is not managed."""

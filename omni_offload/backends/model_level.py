@@ -167,6 +167,26 @@ class ModelLevelOffloadBackend(OffloadBackend):
         return _on_device(rotation, [member for member in members if member is not None])
 
     @override
+    @contextlib.contextmanager
+    def writing(self, component: str) -> Iterator[None]:
+        rotation = self._active_rotation()
+        module = rotation.component(component)
+        residencies = [one for one in self._residencies if any(module is managed for managed in one.modules)]
+        members = [member for member in rotation.members.values() if component in member.names]
+        loaded = [residency for residency in residencies if residency.loaded]
+        with _on_device(rotation, members):
+            try:
+                for residency in residencies:
+                    residency.load()
+                yield
+            finally:
+                for residency in (*residencies, *(member.owner.residency for member in members)):
+                    residency.mark_written()
+                for residency in residencies:
+                    if residency not in loaded:
+                        residency.offload()
+
+    @override
     def release(self) -> None:
         for residency in self._residencies:
             residency.drop()  # what the pipeline uses now, or keeps on the device, is bound and stays

@@ -275,7 +275,7 @@ class Rotation:
         outermost = self.calls[0] is call
         if outermost:
             steps += [("settle", self._settle)] if failed else [("learn the order", self.room.order.end)]
-            steps += [(f"release {m.name}", functools.partial(self._release, m)) for m in self.members.values() if not m.stays]
+            steps += [(f"release {m.name}", functools.partial(self._release, m)) for m in self.members.values()]
         error = first_error(run_repeatable_steps(steps), run_cleanup_steps([("end the call", functools.partial(self._leave, call))]))
         if error is None and outermost:
             self._unsettled = False
@@ -294,6 +294,9 @@ class Rotation:
         self.lock.release(call)
 
     def _release(self, member: Member) -> None:
+        if member.stays:
+            self.renew(member)  # a copy that the call has cast away from is held for nothing
+            return
         if not self._keep:
             member.owner.evict()
         if member.last_use:

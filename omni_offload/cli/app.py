@@ -70,7 +70,7 @@ def run(  # noqa: PLR0913  (options of a command line)
     target: Annotated[str, typer.Argument(help="A registered pipeline, or a local folder with a saved one.")],
     *,
     prompt: Annotated[str | None, typer.Option(help="What the picture shows.")] = None,
-    mode: Annotated[str, typer.Option(help="How weights are moved: module.")] = "module",
+    mode: Annotated[str, typer.Option(help="How weights are moved: module, or layer.")] = "module",
     device: Annotated[str | None, typer.Option(help="cpu, sim, or an accelerator such as cuda; left out: the best there is.")] = None,
     device_memory: Annotated[str | None, typer.Option(help="Upper bound on weights on the device, such as 12GiB.")] = None,
     capacity: Annotated[str | None, typer.Option(help="Size of the simulated device, such as 2MiB.")] = None,

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import cast
 
 import attrs
 
@@ -164,5 +165,4 @@ def parse_selector(value: Mapping[str, object]) -> Selector:
     problems: list[str] = []
     selector = read_selector(value, problems)
     raise_problems("The selector cannot be read", problems)
-    assert selector is not None  # noqa: S101  (without problems there is one; for the type checker)
-    return selector
+    return cast("Selector", selector)  # without problems there is one

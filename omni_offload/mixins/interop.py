@@ -20,6 +20,7 @@ __all__ = ["upstream_class", "wrap_upstream_methods"]
 
 _THEIR_OFFLOAD = ("enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
 _MOVES = ("cuda", "xpu", "to_empty")
+_FUSES = ("fuse_lora", "unfuse_lora")
 
 _WRAPPERS: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
@@ -36,7 +37,12 @@ def upstream_class(cls: type) -> type | None:
 
 def wrap_upstream_methods(cls: type) -> None:
     """Wrap the inherited methods that would act against enabled offload, each once."""
-    wrappers = {**dict.fromkeys((*_THEIR_OFFLOAD, *_MOVES), _refuse), "to": _keep_device, "to_json_string": _write_upstream_name}
+    wrappers = {
+        **dict.fromkeys((*_THEIR_OFFLOAD, *_MOVES), _refuse),
+        **dict.fromkeys(_FUSES, _fuse_on_device),
+        "to": _keep_device,
+        "to_json_string": _write_upstream_name,
+    }
     for name, wrapper in wrappers.items():
         function = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
         if inspect.isfunction(function) and function not in _WRAPPERS:
@@ -73,6 +79,27 @@ def _keep_device(function: Callable[..., Any], bind: _Bind) -> Callable[..., Any
         return bind(self)(*args, **kwargs)
 
     return to
+
+
+def _fuse_on_device(function: Callable[..., Any], bind: _Bind) -> Callable[..., Any]:
+    """Let adapters be fused on the device, one component after the other: on the host the sums round in another way."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def fuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        backend = backend_of(self)
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        components = given.arguments.get("components")
+        if backend is None or not backend.enabled or not components:
+            bind(self)(*args, **kwargs)
+            return
+        for component in components:
+            given.arguments["components"] = [component]
+            with backend.writing(component):
+                bind(self)(*given.args[1:], **given.kwargs)
+
+    return fuse
 
 
 def _names_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ class Group:
         holders: Those that hold its device copy.
         bound: Those that have its tensors bound to the device copy. Two components that share a group nest.
         unsure: Whether a change of binding was begun and not finished.
+        written: Whether what is bound counts as written, so that it is copied back when the last user lets go.
         superseded: Whether its tensors were grouped anew; residencies that know it regroup.
         found_bytes: Bytes that were copied from the device when the group was made, because the weights were found there.
         origin: What the tensors were bound to before, where an undo may have to put it back.
@@ -38,6 +39,7 @@ class Group:
         self.holders: set[object] = set()
         self.bound: set[object] = set()
         self.unsure = False
+        self.written = False
         self.superseded = False
         self._offsets = placement.offsets
         self._tensors = [entry.tensor for entry in self.entries]
@@ -157,7 +159,8 @@ class Group:
             return 0
         moved = 0
         if len(bound) <= 1 and self.master is not None and self.copy is not None:
-            moved = self._to_master(self.master, self.copy, copy_back=copy_back)
+            moved = self._to_master(self.master, self.copy, copy_back=copy_back or self.written)
+            self.written = False
         bound.discard(user)
         return moved
 

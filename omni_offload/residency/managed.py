@@ -76,6 +76,11 @@ class ManagedTensors:
         return self._accelerator.device
 
     @property
+    def modules(self) -> tuple[torch.nn.Module, ...]:
+        """The modules that move together."""
+        return (*self._modules.values(),)
+
+    @property
     def loaded(self) -> bool:
         """Whether the module's tensors are bound to their device copies."""
         return bool(self._groups) and all(self in group.bound and not group.unsure for group in self._groups or ())

@@ -177,6 +177,12 @@ class ModuleResidency(ManagedTensors):
                 finally:
                     first = None  # no cycle with its traceback, which holds device memory
 
+    def mark_written(self) -> None:
+        """Count what is bound to the device as written: edits through `.data`, as peft makes them, move no version counter."""
+        with self._lock:
+            for group in self._groups or ():
+                group.written = self in group.bound
+
     def _note_use(self, groups: Sequence[Group]) -> None:
         """Record the last use of the device copies, on every stream that was current at a binding or is now."""
         current = self._accelerator.current_stream()

@@ -2,24 +2,21 @@
 
 import contextlib
 import gc
-import operator
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
 from omni_offload.backends import owns_its_offload
-from omni_offload.config import OffloadConfig, make_config
-from omni_offload.discovery import discover_components
 from omni_offload.errors import ContractViolation
 from omni_offload.factory import get_offload_backend
-from omni_offload.plan import ResolvedOffloadPlan, Treatment, resolve_offload_plan
+from omni_offload.plan import Treatment
 from omni_offload.testing.case import PipelineCase
-from omni_offload.testing.facts import DeviceFacts, NotRun
-from omni_offload.testing.observe import Snapshot, Target, bytes_on, device_size, same_values, watching
-from omni_offload.testing.reference import Reference, Use, make_reference
+from omni_offload.testing.facts import NotRun
+from omni_offload.testing.observe import Snapshot, Target, bytes_on, device_size, same_values
+from omni_offload.testing.reference import Reference, make_reference
+from omni_offload.testing.subject import Subject
 
 __all__ = ["Bench", "NotRun"]
 
@@ -30,7 +27,7 @@ class Unprepared(RuntimeError):  # noqa: N818  (the state before)
     """The resident run was not made yet."""
 
 
-class Bench(DeviceFacts):
+class Bench(Subject):
     """One case on one device.
 
     Attributes:
@@ -49,15 +46,13 @@ class Bench(DeviceFacts):
     """
 
     def __init__(self, case: PipelineCase, device: torch.device, *, exhaustive: bool = False, seed: int = 0) -> None:
-        super().__init__(device)
-        self.case = case
+        super().__init__(case, device)
         self.exhaustive = exhaustive
         self.check = ""
         self.note = ""
         self.races: list[str] = []
         self.least_budget: int | None = None
         self._seed = seed
-        self._made: list[Any] = []
         self._reference: Reference | Exception = Unprepared("call prepare() first")
         self._disable: dict[int, Callable[[], None]] = {}
         self._staying: dict[int, set[str]] = {}
@@ -72,60 +67,7 @@ class Bench(DeviceFacts):
             return population
         return [population[index] for index in sorted(self.random().sample(range(len(population)), count))]
 
-    # ---- pipelines -----------------------------------------------------------------------------------------------------------
-
-    def fresh(self) -> Any:
-        """Return a fresh pipeline on the CPU."""
-        pipeline = self.case.make_pipeline()
-        self._made.append(pipeline)
-        return pipeline
-
-    def call(self, pipeline: Any, *, keep: bool = True) -> list[torch.Tensor]:
-        """Run one call and return its outputs on the CPU (or, without `keep`, nothing)."""
-        with torch.no_grad():
-            outputs = self.case.outputs(pipeline(**self.case.make_inputs(pipeline)))
-        return [tensor.detach().to("cpu", copy=True) for tensor in outputs] if keep else []
-
-    def components(self, pipeline: Any) -> dict[str, torch.nn.Module]:
-        """Return the components with weights, by path."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            found = discover_components(pipeline)
-        weighty = (c for c in found if c.module is not None and any(True for _ in (*c.module.parameters(), *c.module.buffers())))
-        return {c.path: c.module for c in weighty if c.module is not None}
-
-    def targets(self, pipeline: Any) -> list[Target]:
-        """Return `forward` and every declared entry point of every component that is there."""
-        components = self.components(pipeline)
-        declared = {path: methods for path, methods in self.plan(pipeline).entry_points if path}
-        targets = [Target(path, module, "forward") for path, module in components.items()]
-        for path, methods in declared.items():
-            module = operator.attrgetter(path)(pipeline)
-            targets += [Target(path, module, method) for method in methods if method != "forward" or path not in components]
-        return targets
-
-    def component_of(self, pipeline: Any, path: str) -> str:
-        """Return the component that a path lies in, or is."""
-        return next(name for name in self.components(pipeline) if f"{path}.".startswith(f"{name}."))
-
-    def to_device(self, pipeline: Any) -> None:
-        """Bring a pipeline that is not offloaded to the device as a whole."""
-        if callable(getattr(pipeline, "to", None)):
-            pipeline.to(self.device)
-        for module in self.components(pipeline).values():
-            module.to(self.device)
-
     # ---- offload -------------------------------------------------------------------------------------------------------------
-
-    def config(self, **keys: Any) -> OffloadConfig:
-        """Return the configuration of some selector keys; mode `module` unless another is given."""
-        return make_config({"mode": "module", **keys})
-
-    def plan(self, pipeline: Any, **keys: Any) -> ResolvedOffloadPlan:
-        """Return what enabling would do."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return resolve_offload_plan(pipeline, self.config(**keys))
 
     def enable(self, pipeline: Any, *, device: torch.device | None = None, **keys: Any) -> Any:
         """Enable offload as a user would, and return the backend."""
@@ -192,6 +134,11 @@ class Bench(DeviceFacts):
             return self._reference
         raise self._reference
 
+    @property
+    def unrunnable(self) -> Exception | None:
+        """What the resident run raised; None: it went well."""
+        return None if isinstance(self._reference, Reference) else self._reference
+
     def prepare(self) -> None:
         """Make the resident run, once; what it raises is raised where a check needs it."""
         if isinstance(self._reference, Unprepared):
@@ -201,25 +148,6 @@ class Bench(DeviceFacts):
                 self._reference = error.with_traceback(None)
             finally:
                 self.clean_up()
-
-    def count_uses(self, pipeline: Any, body: Callable[[], Any]) -> list[Use]:
-        """Run a function and return the uses of components in it; a method within another of its component is none of its own."""
-        uses: list[Use] = []
-        inside: list[str] = []
-
-        def around(target: Target, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            component = self.component_of(pipeline, target.path)
-            if component not in inside:
-                uses.append(Use(str(target), component, self.allocated(collect=False)))
-            inside.append(component)
-            try:
-                return method(*args, **kwargs)
-            finally:
-                inside.pop()
-
-        with watching(self.targets(pipeline), around):
-            body()
-        return uses
 
     def used(self, pipeline: Any) -> list[Target]:
         """Return the targets that a call uses."""

@@ -8,7 +8,7 @@ from omni_offload.errors import ContractViolation
 from omni_offload.testing.bench import Bench
 from omni_offload.testing.case import PipelineCase
 from omni_offload.testing.report import Outcome
-from omni_offload.testing.runner import Check, all_checks, make_bench, run_check
+from omni_offload.testing.runner import Check, all_checks, make_bench, refuse_unknown_failures, run_check
 
 __all__ = ["BoundCheck", "PipelineContractTests", "parametrize_with_checks"]
 
@@ -50,6 +50,7 @@ class BoundCheck:
 def _bound(cases: Iterable[PipelineCase], device: Any, *, exhaustive: bool) -> list[BoundCheck]:
     bound = []
     for case in cases:
+        refuse_unknown_failures(case)
         bench = functools.cache(functools.partial(make_bench, case, device, exhaustive=exhaustive))
         bound += [BoundCheck(case, check, bench) for check in all_checks()]
     return bound
@@ -64,6 +65,9 @@ def parametrize_with_checks(
         cases: The cases.
         device: As for `check_pipeline`.
         exhaustive: As for `check_pipeline`.
+
+    Raises:
+        OffloadConfigError: A case's expected failures name what is no check.
     """
     import pytest  # noqa: PLC0415  (only where pytest runs)
 

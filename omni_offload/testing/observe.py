@@ -65,6 +65,17 @@ def copied_to(value: Any, device: torch.device) -> Any:
     return value
 
 
+def cast_to(value: Any, dtype: torch.dtype) -> Any:
+    """Return arguments with every floating tensor cast; containers are rebuilt, other objects are kept."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if type(value) is dict:
+        return {key: cast_to(item, dtype) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(cast_to(item, dtype) for item in value)
+    return value
+
+
 def same_values(one: Iterable[torch.Tensor], other: Iterable[torch.Tensor]) -> bool:
     """Whether two lists of tensors are equal bit for bit (NaN equals NaN), of equal types and shapes."""
     first, second = list(one), list(other)

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from omni_offload.testing.observe import Target, copied_to, tensors_in, watching
+from omni_offload.testing.observe import Target, cast_to, copied_to, device_size, tensors_in, watching
 
 __all__ = ["Recording", "Reference", "Use", "make_reference"]
 
@@ -46,6 +46,7 @@ class Reference:
         copied_out: Bytes copied to the host in a call; None where they are not counted.
         probes: By component, the paths of modules in it that hold parameters and are used in a call, in order of use.
         touched: Attributes of the pipeline that a call sets.
+        recast: The components that a call casts to another type and back, and their device bytes in that type.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -59,6 +60,7 @@ class Reference:
     copied_out: int | None
     probes: Mapping[str, tuple[str, ...]]
     touched: frozenset[str]
+    recast: Mapping[str, int]
 
 
 def make_reference(bench: Any) -> Reference:
@@ -96,6 +98,7 @@ def make_reference(bench: Any) -> Reference:
         copied_out=copied[1],
         probes=recorder.probes(),
         touched=touched,
+        recast=recorder.recast(),
     )
 
 
@@ -108,6 +111,8 @@ class _Recorder:
         self._targets: list[Target] = bench.targets(pipeline)
         self._given: dict[str, tuple[Target, tuple[Any, ...], dict[str, Any]]] = {}
         self._results: dict[str, Any] = {}
+        self._types: dict[str, torch.dtype | None] = {}
+        self._sizes: dict[str, int] = {}
         self._used: dict[str, dict[str, None]] = {}
 
     def run(self) -> list[torch.Tensor]:
@@ -128,6 +133,15 @@ class _Recorder:
     def probes(self) -> dict[str, tuple[str, ...]]:
         return {path: tuple(names) for path, names in self._used.items()}
 
+    def recast(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name, dtype in self._types.items():
+            target, _, _ = self._given[name]
+            if _floating_type(target.module) is not dtype:
+                path = self._bench.component_of(self._pipeline, target.path)
+                found[path] = max(found.get(path, 0), self._sizes[name])
+        return found
+
     def _noting(self, path: str, name: str) -> Callable[..., None]:
         def note(_module: torch.nn.Module, _args: Any) -> None:
             self._used.setdefault(path, {}).setdefault(name)
@@ -140,17 +154,24 @@ class _Recorder:
         if first:
             cpu = torch.device("cpu")
             self._given[name] = (target, copied_to(args, cpu), copied_to(kwargs, cpu))
+            self._types[name] = _floating_type(target.module)
+            self._sizes[name] = device_size([target.module])
         result = method(*args, **kwargs)
         if first:
             self._results[name] = [tensor.detach().cpu() for tensor in tensors_in(result)]
         return result
 
     def replay(self) -> dict[str, Recording]:
-        """Call every recorded method by itself; an autoencoder's other half takes what the one half returned."""
+        """Call every recorded method by itself; an autoencoder's other half takes what the one half returned.
+
+        A component that the call casts, and casts back, takes arguments of the type that it has outside of the call.
+        """
         self._add_other_halves()
         recordings = {}
         for name, (target, args, kwargs) in self._given.items():
-            method, device = getattr(target.module, target.method), self._bench.device
+            method, device, dtype = getattr(target.module, target.method), self._bench.device, _floating_type(target.module)
+            if dtype is not None and dtype is not self._types.get(name, dtype):
+                args, kwargs = cast_to(args, dtype), cast_to(kwargs, dtype)  # noqa: PLW2901  (of use in no other way)
             with torch.no_grad():
                 result = method(*copied_to(args, device), **copied_to(kwargs, device))
             outputs = tuple(tensor.detach().to("cpu", copy=True) for tensor in tensors_in(result))
@@ -165,9 +186,14 @@ class _Recorder:
             results = self._results[f"{target.path}.{other}"]
             if not results:
                 continue
+            taken = cast_to(results[0], _floating_type(target.module) or results[0].dtype)
             try:
                 with torch.no_grad():
-                    getattr(target.module, target.method)(results[0].to(self._bench.device))
+                    getattr(target.module, target.method)(taken.to(self._bench.device))
             except (RuntimeError, TypeError, ValueError, AttributeError):
                 continue
-            self._given[str(target)] = (target, (results[0],), {})
+            self._given[str(target)] = (target, (taken,), {})
+
+
+def _floating_type(module: torch.nn.Module) -> torch.dtype | None:
+    return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)

@@ -13,10 +13,11 @@ from omni_offload.accelerator import resolve_device
 from omni_offload.errors import OffloadConfigError
 from omni_offload.testing.bench import Bench, NotRun
 from omni_offload.testing.case import PipelineCase
+from omni_offload.testing.casting import type_name
 from omni_offload.testing.checks import CHECKS
 from omni_offload.testing.report import CheckReport, CheckResult, Outcome
 
-__all__ = ["Check", "all_checks", "check_pipeline", "make_bench", "rule_of", "run_check"]
+__all__ = ["Check", "all_checks", "check_pipeline", "make_bench", "refuse_unknown_failures", "rule_of", "run_check"]
 
 Check = Callable[[Bench], None]
 
@@ -38,6 +39,7 @@ def check_pipeline(  # noqa: PLR0913  (options, all with defaults)
     checks: Iterable[Check | str] | None = None,
     exhaustive: bool = False,
     seed: int = 0,
+    dtype: torch.dtype | None = None,
     begin: Callable[[str], None] = lambda _: None,
     done: Callable[[CheckResult], None] = lambda _: None,
 ) -> CheckReport:
@@ -49,6 +51,7 @@ def check_pipeline(  # noqa: PLR0913  (options, all with defaults)
         checks: Which of `all_checks()`, themselves or by name, or further functions of the same form; None: all.
         exhaustive: Try every line, allocation and registration where the default is a seeded sample.
         seed: Of the samples.
+        dtype: Check the case in this floating type, as `case.cast(dtype)` says; None: as it is.
         begin: Called with the name of every check that is asked for, before it runs.
         done: Called with every result, in the order of the report; what it or `begin` raises ends the run.
 
@@ -59,7 +62,8 @@ def check_pipeline(  # noqa: PLR0913  (options, all with defaults)
         OffloadConfigError: A name, here or in the case's expected failures, is no check's.
     """
     asked = _asked(checks)
-    _refuse_unknown(case.expected_failures, f"expected_failures of case {case.name!r} names", extra=[c.__name__ for c in asked])
+    refuse_unknown_failures(case, extra=[check.__name__ for check in asked])
+    case = case if dtype is None else case.cast(dtype)
     bench = make_bench(case, device, exhaustive=exhaustive, seed=seed)
     results = []
     for check in (*CHECKS, *(check for check in asked if check not in CHECKS)):
@@ -89,6 +93,7 @@ def run_check(check: Check, bench: Bench) -> CheckResult:
     with _default_settings(bench):
         bench.prepare()
         try:
+            _require_type_that_runs(bench)
             check(bench)
         except NotRun as why:
             outcome, reason = Outcome.NOT_RUN, str(why)
@@ -102,6 +107,11 @@ def run_check(check: Check, bench: Bench) -> CheckResult:
     elif expected is not None and outcome is Outcome.PASSED:
         outcome, reason = Outcome.UNEXPECTED_PASS, f"it was expected to fail: {expected}"
     return _result(check, outcome, reason or bench.note, time.perf_counter() - started)
+
+
+def _require_type_that_runs(bench: Bench) -> None:
+    if bench.case.dtype is not None and bench.unrunnable is not None:
+        raise NotRun(f"the pipeline does not run in {type_name(bench.case.dtype)} without offload: {_describe(bench.unrunnable)}")
 
 
 def _result(check: Check, outcome: Outcome, reason: str, seconds: float = 0.0) -> CheckResult:
@@ -121,6 +131,19 @@ def _asked(checks: Iterable[Check | str] | None) -> list[Check]:
     _refuse_unknown([check for check in given if isinstance(check, str)], "checks names")
     known = {check.__name__: check for check in CHECKS}
     return [known[check] if isinstance(check, str) else check for check in given]
+
+
+def refuse_unknown_failures(case: PipelineCase, *, extra: Iterable[str] = ()) -> None:
+    """Refuse a case that expects checks to fail that there are not.
+
+    Args:
+        case: The case.
+        extra: Names of further checks.
+
+    Raises:
+        OffloadConfigError: Names them, and all that there are.
+    """
+    _refuse_unknown(case.expected_failures, f"expected_failures of case {case.name!r} names", extra)
 
 
 def _refuse_unknown(names: Iterable[str], subject: str, extra: Iterable[str] = ()) -> None:

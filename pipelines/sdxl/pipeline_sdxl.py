@@ -1,7 +1,8 @@
 """Stable Diffusion XL pipelines that own their offloading: from text, and from a picture."""
 
+import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
@@ -36,6 +37,12 @@ class _StableDiffusionXLParts(OmniOffloadMixin):
         },
     )
 
+    vae: Any
+
+    def upcast_vae(self) -> None:
+        """Cast the VAE to float32, as upstream does in a call in float16, without its warning that nobody else should."""
+        self.vae.to(dtype=torch.float32)
+
 
 class OmniStableDiffusionXLPipeline(_StableDiffusionXLParts, StableDiffusionXLPipeline):
     """`StableDiffusionXLPipeline` that owns its offloading.
@@ -45,9 +52,16 @@ class OmniStableDiffusionXLPipeline(_StableDiffusionXLParts, StableDiffusionXLPi
 
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
-    def upcast_vae(self) -> None:
-        """Cast the VAE to float32; the call does so. As upstream, without the warning that nobody else should."""
-        self.vae.to(dtype=torch.float32)
+    @functools.wraps(StableDiffusionXLPipeline.__call__)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the pipeline; after an error the VAE has the type that it had before, and not the one that it decodes in."""
+        vae, dtype = self.vae, self.vae.dtype
+        try:
+            return super().__call__(*args, **kwargs)
+        except BaseException:
+            if dtype is torch.float16:  # the only type that is left
+                vae.to(dtype)
+            raise
 
 
 class OmniStableDiffusionXLImg2ImgPipeline(_StableDiffusionXLParts, StableDiffusionXLImg2ImgPipeline):
@@ -55,6 +69,13 @@ class OmniStableDiffusionXLImg2ImgPipeline(_StableDiffusionXLParts, StableDiffus
 
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
-    def upcast_vae(self) -> None:
-        """Cast the VAE to float32; the call does so. As upstream, without the warning that nobody else should."""
-        self.vae.to(dtype=torch.float32)
+    @functools.wraps(StableDiffusionXLImg2ImgPipeline.__call__)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the pipeline; after an error the VAE has the type that it had before, and not the one that it decodes in."""
+        vae, dtype = self.vae, self.vae.dtype
+        try:
+            return super().__call__(*args, **kwargs)
+        except BaseException:
+            if dtype is torch.float16:  # the only type that is left
+                vae.to(dtype)
+            raise

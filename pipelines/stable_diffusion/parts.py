@@ -1,7 +1,11 @@
 """What all Stable Diffusion pipelines are made of."""
 
+import contextlib
+import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from diffusers import StableDiffusionPipeline
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
 
@@ -35,3 +39,10 @@ class StableDiffusionParts(OmniOffloadMixin):
     _encoder_modules: ClassVar[list[str]] = ["text_encoder", "image_encoder", "safety_checker"]
     _vae_modules: ClassVar[list[str]] = ["vae"]
     _offload_plan: ClassVar[OffloadPlan] = PLAN
+
+    @functools.wraps(StableDiffusionPipeline.encode_prompt)
+    def encode_prompt(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode prompts; with `clip_skip` the pipeline itself runs the text encoder's last norm, which must be there for it."""
+        skips = kwargs.get("clip_skip") is not None
+        with self.on_device("text_encoder") if skips else contextlib.nullcontext():
+            return super().encode_prompt(*args, **kwargs)  # type: ignore[misc]  # of the pipeline behind the parts

@@ -41,15 +41,14 @@ def control_net(unet: Any) -> Any:
     return ready(ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(8, 16)))
 
 
-def ip_adapter(unet: Any, *, image_width: int = TEXT_WIDTH, tokens: int = 4) -> dict[str, dict[str, torch.Tensor]]:
+def ip_adapter(unet: Any, *, image_width: int = TEXT_WIDTH) -> dict[str, dict[str, torch.Tensor]]:
     """Return the weights of an IP-Adapter, as `load_ip_adapter` takes them.
 
     Args:
         unet: The UNet that it is for.
         image_width: Size of what the image encoder returns.
-        tokens: Tokens that a picture becomes.
     """
-    width = unet.config.cross_attention_dim
+    width, tokens = unet.config.cross_attention_dim, 4
     projection = {
         "proj.weight": _noise(width * tokens, image_width),
         "proj.bias": _noise(width * tokens),

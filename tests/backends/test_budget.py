@@ -299,3 +299,12 @@ def test_the_report_says_how_weights_travel(pipe, x, keys, transfer):
     pipe.transformer(x)
     assert {c.name: c.transfer for c in pipe.offload_report.components}["transformer"] == transfer
     pipe.disable_omni_offload()
+
+
+def test_disable_unpins_at_once(pipe):
+    """The staging ring too, whoever still refers to what held it."""
+    backend = pipe.enable_omni_offload(device="sim", host_memory="64KiB")
+    context = backend._rotation.context
+    assert context.pinned_bytes == sim.pinned_bytes() > 0
+    backend.disable()
+    assert context.pinned_bytes == sim.pinned_bytes() == 0

@@ -561,3 +561,24 @@ def test_interrupt_in_a_nested_block(make, device, x, monkeypatch):
 
 def _interrupt(*_, **__):
     raise KeyboardInterrupt
+
+
+def test_torch_hooks_on_a_block(make, device, x):
+    """Users' torch hooks on a block run once, where its weights are on the device."""
+    pipe, plain, seen = make(), make(), []
+    block = pipe.transformer.blocks[1]
+    block.register_forward_hook(lambda module, *_: seen.append(module.up.weight.device))
+    with pipe.enable_omni_offload("layer", device=device), torch.no_grad():
+        assert torch.equal(pipe(x).cpu(), plain(x))
+    assert seen == [device] * pipe.steps
+
+
+def test_a_block_that_returns_a_generator(make, device):
+    """A block called by itself that has not done its work when it returns is refused, and leaves nothing behind."""
+    pipe = make()
+    pipe.transformer.blocks[1].forward = lambda y: (part for part in y)
+    with pipe.enable_omni_offload("layer", device=device) as backend, torch.no_grad():
+        with pytest.raises(OffloadStateError, match="generator"):
+            pipe.transformer.blocks[1](torch.randn(2, 32))
+        backend.release()
+        assert _counts(backend).resident_bytes == 0

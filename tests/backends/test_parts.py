@@ -115,6 +115,15 @@ def test_an_aborted_call_teaches_nothing():
     assert list(order.upcoming()) == ["b", "c"]
 
 
+def test_after_an_aborted_call_the_next_begins_at_the_start():
+    """What is expected next is counted from the first use again."""
+    order = UseOrder(["a", "b", "a", "c"])
+    use(order, "a", "b", "a")
+    order.begin()
+    order.use("a")
+    assert list(order.upcoming()) == ["b", "a", "c"]
+
+
 def test_an_empty_call_teaches_nothing():
     """A call that uses no component leaves the expectation."""
     order = UseOrder(["a", "b"])

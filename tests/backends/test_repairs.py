@@ -118,6 +118,15 @@ def test_a_component_that_is_gone_is_not_fetched_ahead(pipe, x):
     pipe.disable_omni_offload()
 
 
+def test_a_device_that_holds_less_than_the_budget_says(pipe, x, kit, expected):
+    """What was kept makes room for what is needed now."""
+    pipe.enable_omni_offload(device="sim", device_memory="1MiB")
+    sim.configure(capacity=kit.padded(pipe.transformer) + 8192)
+    assert torch.equal(pipe(x).cpu(), expected)
+    sim.configure(capacity=0)
+    pipe.disable_omni_offload()
+
+
 def test_a_use_that_finds_no_memory(pipe, x, expected):
     """Running out of memory with nothing idle to evict passes as it is; the next call is right."""
     pipe.enable_omni_offload(device="sim")

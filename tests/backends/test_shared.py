@@ -50,6 +50,7 @@ def test_disable_in_any_order(two, x, kit, first):
         pipe(x)
     pipes[first].disable_omni_offload()
     left = pipes[1 - first]
+    assert all(component.pinned_bytes for component in left.offload_report.components)
     assert sim.pinned_bytes() <= sum(kit.padded(c) for c in (left.text_encoder, left.transformer, left.vae))
     assert torch.equal(left(x).cpu(), want[1 - first])
     assert kit.hooks(pipes[first]) == kit.hooks(left)[:2]
@@ -188,7 +189,7 @@ def test_a_use_outside_a_call_keeps_other_threads_out(pipe, x):
     pipe.vae.dec.forward = lambda y: (seen.append(lock.in_call()), y)[1]
     pipe.vae.decode(x)
     seen.append(lock.in_call())
-    pipe.vae.dec.forward = lambda y: seen.append(lock.in_call()) or 1 / 0
+    pipe.vae.dec.forward = lambda _: seen.append(lock.in_call()) or 1 / 0
     with pytest.raises(ZeroDivisionError):
         pipe.vae.decode(x)
     seen.append(lock.in_call())
@@ -244,6 +245,21 @@ def test_a_component_is_used_within_another_pipelines_call(two, x):
     assert {c.name: c.resident_bytes for c in b.offload_report.components}["text_encoder"] == 0
     a.disable_omni_offload()
     b.disable_omni_offload()
+
+
+def test_the_other_pipeline_of_a_shared_component_takes_no_part(two, x):
+    """Within a's call its hooks do nothing for b: b's lock is free."""
+    a, b = two
+    for pipe in two:
+        pipe.enable_omni_offload(device="sim")
+    lock = b.offload_backend._rotation.lock
+    seen = []
+    part = a.text_encoder.proj.forward
+    a.text_encoder.proj.forward = lambda y: (seen.append(lock.in_call()), part(y))[1]
+    a(x)
+    assert seen == [False]
+    for pipe in two:
+        pipe.disable_omni_offload()
 
 
 def test_a_dropped_pipeline_frees_everything(kit, device, x):
@@ -354,6 +370,18 @@ def test_a_component_that_was_none_is_managed(kit, device, x, keys):
     assert torch.equal(pipe(x), expected)
     assert kit.hooks(pipe) == []
     assert late.pos_embed.device.type == "cpu"
+
+
+def test_a_component_that_stays_is_cast_in_a_call(pipe, x, kit):
+    """Where a call casts what stays on the device, the copy from before is not held beyond the call."""
+    pipe.enable_omni_offload(device="sim", mode="module", components=["dit"])
+    held = sim.allocated()
+    pipe.on_step = lambda step, x: (pipe.vae.to(torch.float64 if step else torch.float32), x)[1] if step < 2 else (pipe.vae.float(), x)[1]
+    for _ in range(2):
+        pipe(x)
+        assert sim.allocated() == held
+    pipe.disable_omni_offload()
+    assert {p.dtype for p in pipe.vae.parameters()} == {torch.float32}
 
 
 def test_a_component_that_was_none_and_does_not_fit(pipe, x, kit, expected):

@@ -66,6 +66,20 @@ def test_one_activation_for_a_tiled_decode(pipe, x):
     pipe.disable_omni_offload()
 
 
+def test_a_nested_use_leaves_the_outer_one_on_the_device(pipe, x, kit):
+    """The weights stay bound until the outermost entry of a component ends."""
+
+    class Again(kit.Vae):
+        def decode(self, y):
+            return self.dec(self.forward(y))
+
+    pipe.vae = Again().requires_grad_(False)
+    want = pipe.vae.decode(x)
+    pipe.enable_omni_offload(device="sim")
+    assert torch.equal(pipe.vae.decode(x).cpu(), want)
+    pipe.disable_omni_offload()
+
+
 def test_a_submodule_is_an_entry_point(pipe, x, kit):
     """A declared submodule that the pipeline calls brings its component to the device."""
     want = pipe.text_encoder.norm(x)

@@ -114,6 +114,72 @@ class Tiny(Declared, OmniOffloadMixin, Base):
     """Inherits everything."""
 
 
+class LowRank(nn.Module):
+    """A layer and adapters beside it, by name: two factors and a weight each."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.adapters, self.fused = base, nn.ModuleDict(), None
+        self.weights = {}
+
+    weight = property(lambda self: self.base.weight)
+    in_features = property(lambda self: self.base.in_features)
+    out_features = property(lambda self: self.base.out_features)
+
+    def add(self, name, a, b):
+        place = self.base.weight.device
+        self.adapters[name] = nn.ParameterDict({"a": a.to(place), "b": b.to(place)}).requires_grad_(requires_grad=False)
+        self.weights[name] = 1.0
+
+    def fuse(self):
+        self.fused = self.base.weight.detach().clone()
+        for name, factors in self.adapters.items():
+            self.base.weight.data += self.weights[name] * factors["b"] @ factors["a"]
+
+    def unfuse(self):
+        self.base.weight.data.copy_(self.fused)
+        self.fused = None
+
+    def forward(self, x):
+        y = self.base(x)
+        for name, factors in self.adapters.items() if self.fused is None else ():
+            y = y + self.weights[name] * (x @ factors["a"].T @ factors["b"].T)
+        return y
+
+
+class Adapting(Tiny):
+    """Takes adapters for its DiT, by calls named as diffusers' are."""
+
+    transformer_name = "transformer"
+
+    def layers(self):
+        return [module for module in self.transformer.modules() if isinstance(module, LowRank)]
+
+    def load_lora_weights(self, state, adapter_name):
+        for key in [key for key in state if key.endswith(".lora_A.weight")]:
+            holder, _, name = key.removeprefix("transformer.").removesuffix(".lora_A.weight").rpartition(".")
+            parent = self.transformer.get_submodule(holder)
+            if not isinstance(parent._modules[name], LowRank):
+                parent._modules[name] = LowRank(parent._modules[name])
+            parent._modules[name].add(adapter_name, state[key], state[key.replace("lora_A", "lora_B")])
+
+    def set_adapters(self, name, weight):
+        for layer in self.layers():
+            layer.weights[name] = weight
+
+    def fuse_lora(self):
+        for layer in self.layers():
+            layer.fuse()
+
+    def unfuse_lora(self):
+        for layer in self.layers():
+            layer.unfuse()
+
+    def delete_adapters(self, name):
+        for layer in self.layers():
+            del layer.adapters[name]
+
+
 class Hook(ModelHook):
     """Runs a component's methods with it, and the inputs, on the device."""
 

@@ -7,7 +7,7 @@ import threading
 
 import attrs
 import torch
-from contract_tiny import Autoencoder, Base, Denoiser, HandWritten, Hook, Tiny, case_of
+from contract_tiny import Adapting, Autoencoder, Base, Denoiser, HandWritten, Hook, Tiny, case_of
 from torch import nn
 
 from omni_offload import HookRegistry, OffloadPlan, OmniOffloadMixin
@@ -39,7 +39,7 @@ def of(reason, *names):
 
 def refused(own, *passing):
     """Return all checks but the class's own, and those that need no call, or none that goes well."""
-    return of("the pipeline cannot be enabled, or not called", *(name for name in CHECKS if name not in (own, *passing)))
+    return of("the pipeline cannot be enabled, or not called", *(name for name in CHECKS if name not in (own, "adapters", *passing)))
 
 
 def repairs(reason, *, call=True):
@@ -58,7 +58,7 @@ CALLING_TWICE = tuple(
     for name in (
         *("numerics_on_least_budget", "keep_between_calls", "budget", "buffers", "shared_weight", "save", "deepcopy"),
         *("edits", "structure", "casts", "replaced_component", "shared_component", "failing_uses", "failing_callback", "failing_loads"),
-        *("failing_activations", "interrupted_call", "threads", "streams", "races"),
+        *("failing_activations", "interrupted_call", "threads", "streams", "races", "repeated_calls", "host_budget", "casts_within_calls"),
     )
 )
 
@@ -215,6 +215,17 @@ class KeepsATableOnTheDevice(Tiny):
         if self.table is None:
             self.table = torch.ones(latents.shape, device=latents.device, dtype=latents.dtype)
         return super().denoise(latents * self.table, *args, **kwargs)
+
+
+@wrong("check_repeated_calls")
+class KeepsEveryLatent(Tiny):
+    """Keeps what each call began with."""
+
+    kept = ()
+
+    def denoise(self, latents, *args, **kwargs):
+        self.kept = (*self.kept, latents.cpu())
+        return super().denoise(latents, *args, **kwargs)
 
 
 @wrong("check_enable_from_device", check_rollback="it enables a pipeline on the device too")
@@ -384,6 +395,28 @@ class ForgetsDecode(Tiny):
     _offload_entry_points = {"": ("encode_prompt",)}
 
 
+@wrong(
+    "check_captured_methods",
+    check_deepcopy="the wrapper calls the original's method, in copies too",
+    check_autograd="the refusal's traceback holds the input that it moved",
+)
+class MovesForEver(Switched):
+    """Its wrapper of a method sends the input to the device, also where somebody kept it and offload is disabled."""
+
+    def switched_on(self, backend):
+        if "inner" not in vars(self):
+            inner = self.inner = self.vae.decode
+
+            def decode(latents):
+                return inner(latents.to(backend.device))
+
+            vars(self.vae)["decode"] = decode
+
+    def switched_off(self):
+        if "inner" in vars(self):
+            vars(self.vae)["decode"] = vars(self).pop("inner")
+
+
 @wrong("check_release", **of("it releases too", "on_device", "keep_between_calls", "failing_uses"))
 class KeepsWhatIsReleased(Switched):
     """release() does nothing."""
@@ -436,6 +469,14 @@ class DoublesTheBudget(Tiny):
         return super().enable_omni_offload(config, **kwargs)
 
 
+@wrong("check_host_budget")
+class IgnoresHostMemory(Tiny):
+    """Pins all that there is."""
+
+    def enable_omni_offload(self, config, **kwargs):
+        return super().enable_omni_offload(attrs.evolve(config, host_memory=None), **kwargs)
+
+
 @wrong("check_traffic")
 class CopiesBack(HandWritten):
     """Copies weights back that nobody wrote."""
@@ -454,6 +495,18 @@ class ReportsNothing(Switched):
 
     def switched_on(self, backend):
         backend.report = lambda: attrs.evolve(type(backend).report(backend), components=())
+
+
+@wrong("check_report")
+class ReportsHalfOfTheCopies(Switched):
+    """Its report tells half of the bytes that were copied."""
+
+    def switched_on(self, backend):
+        def report():
+            whole = type(backend).report(backend)
+            return attrs.evolve(whole, components=tuple(attrs.evolve(c, bytes_in=c.bytes_in // 2) for c in whole.components))
+
+        backend.report = report
 
 
 # ---- weights -----------------------------------------------------------------------------------------------------------------
@@ -495,7 +548,7 @@ class ResetsBuffers(Resets):
         return [t for t in module.buffers() if not t.is_inference()]
 
 
-@wrong("check_written_weights")
+@wrong("check_written_weights", check_casts_within_calls="what is cast in a use is written in it")
 class ResetsWeights(Resets):
     """Writes to weights are lost."""
 
@@ -636,6 +689,41 @@ class CastsBack(HandWritten):
         if not self.residencies[path].loaded:
             self.originals[path].to(torch.float32)
         super().enter(path)
+
+
+@wrong("check_adapters")
+class FusesTwice(Adapting):
+    """While offload is enabled an adapter is fused into the weights once more at each call."""
+
+    def denoise(self, *args, **kwargs):
+        if self.offload_backend is not None and any(layer.fused is not None for layer in self.layers()):
+            self.fuse_lora()
+        return super().denoise(*args, **kwargs)
+
+
+@wrong("check_casts_within_calls")
+class PutsBackWhatItKnew(HandWritten):
+    """Binds weights to the host memory that they had when their component came, wherever they went meanwhile."""
+
+    def enter(self, path):
+        if not self.residencies[path].loaded:
+            known = [(p, p.data) for p in self.originals[path].parameters()]
+            self.__dict__.setdefault("known", {})[path] = known
+        super().enter(path)
+
+    def evict(self, but=None):
+        super().evict(but)
+        for path in [path for path in self.__dict__.get("known", {}) if path != but and path in self.rotating]:
+            for parameter, data in self.known.pop(path):
+                parameter.data = data
+
+    def leave(self, path):
+        if not self.calls:
+            self.evict()
+
+    def forget(self):
+        super().forget()
+        self.__dict__.pop("known", None)
 
 
 @wrong("check_replaced_component")

@@ -1,15 +1,67 @@
-"""How many checks there are, and how many each registered pipeline runs: no check goes missing unseen."""
+"""How many checks and cases there are, and how many each registered pipeline runs: none goes missing unseen."""
 
+import ast
 import inspect
+import re
+from pathlib import Path
 
 import pytest
+from contract_cases import BFLOAT16, CASES, NOT_IN_BFLOAT16
 
 import pipelines
 from omni_offload.testing import Bench, all_checks, check_pipeline
 from omni_offload.testing.report import Outcome
 from omni_offload.testing.runner import rule_of
 
-CHECKS = 54
+CHECKS = 59
+
+
+#: A family adds its cases here, in one line of `COUNTED`.
+COUNTED = {
+    "digits": 1,
+    "flux": 1,
+    "flux_controlnet": 2,
+    "flux_img2img": 1,
+    "flux_kontext": 1,
+    "ltx2": 1,
+    "qwen_image": 1,
+    "sd3": 1,
+    "sdxl": 2,
+    "sdxl_img2img": 1,
+    "stable_audio": 1,
+    "stable_diffusion": 3,
+    "stable_diffusion_controlnet": 2,
+    "stable_diffusion_img2img": 1,
+    "stable_diffusion_inpaint": 1,
+    "wan": 3,
+    "wan_i2v": 2,
+}
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_number_of_cases():
+    """Every registered pipeline has so many cases, each with a name of its own, and all of them run the contract."""
+    found = {name: len(entry.load_cases()) for name, entry in pipelines.registered().items()}
+    assert found == COUNTED
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names)) == sum(COUNTED.values())
+    assert len(BFLOAT16) == len(CASES)
+    assert set(NOT_IN_BFLOAT16) <= set(names)
+
+
+@pytest.mark.parametrize("package", ["omni_offload", "pipelines"])
+def test_shipped_code_raises_what_it_means(package):
+    """No shipped module asserts: python -O would leave the check out, and no caller could tell what was wrong."""
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert len(files) > 10
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert)
+    ]
+    assert found == []
 
 
 def test_number_of_checks():
@@ -23,6 +75,13 @@ def test_form_of_checks():
         assert check.__name__.startswith("check_")
         assert [p.annotation for p in inspect.signature(check).parameters.values()] == [Bench]
         assert rule_of(check).endswith("."), check.__name__
+
+
+def test_the_matrix_names_every_check():
+    """The page that says what the contract checks names every check, none that there is not, and every invariant."""
+    page = (ROOT / "docs" / "contract_checks.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(check_(?!pipeline)\w+)`", page)) == {check.__name__ for check in all_checks()}
+    assert re.findall(r"^\| (\d+)\. ", page, re.MULTILINE) == [str(number) for number in range(1, 12)]
 
 
 def test_no_check_is_left_out_of_the_list():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from contract_tiny import WIDTH, Base, Denoiser, HandWritten, Tiny, case_of
+from contract_tiny import WIDTH, Adapting, Base, Denoiser, HandWritten, Tiny, case_of
 from torch import nn
 
 from omni_offload import OmniOffloadMixin
@@ -104,7 +104,7 @@ class Odd(Denoiser):
         return super().forward(x, text) * self.one + self.wide[2, 3] * 0.01 + self.halves.float().mean() + self.flags.sum() * 0.1
 
 
-RIGHT = {Tiny: 0, Together: 0, Resident: 0, Experts: 0, Nested: 0, Module: 1, Forms: 0, HandWritten: 4}
+RIGHT = {Tiny: 1, Adapting: 0, Together: 1, Resident: 1, Experts: 1, Nested: 1, Module: 2, Forms: 1, HandWritten: 6}
 
 
 @pytest.mark.parametrize("cls", RIGHT, ids=lambda cls: cls.__name__)

@@ -99,6 +99,27 @@ def test_what_a_page_shows_runs(page, workplace, monkeypatch):
     document.namespace.clear()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```python\nprint(1)\n```\n\n```text title="Output"\n2\n```\n',
+        "```python\nraise ValueError\n```\n",
+        "```python\n# not run: it needs a real model\nif:\n```\n",
+        "```console\n$ omni-offload pipelines --json\n{}\n```\n",
+        "```console\n$ omni-offload nonsense\n```\n",
+        "```console\n$ rm page.md\n```\n",
+        "```sh\nomni-offload run nothing\n```\n",
+    ],
+)
+def test_what_is_wrong_is_noticed(text, tmp_path):
+    """Other output, an error, a command that fails or is none of ours: each ends the test of a page."""
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    with pytest.raises((AssertionError, pytest.fail.Exception, SyntaxError, ValueError)):
+        for example in SYBIL.parse(page).examples():
+            example.evaluate()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_block_is_of_a_language_that_is_known(page):
     """No block escapes the tests by its language."""

@@ -2,36 +2,11 @@
 
 import email
 import json
-import os
-import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
-# What a child process must not inherit: it would find the checkout.
-LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-
-
-def run(*command, cwd):
-    environment = {name: value for name, value in os.environ.items() if name not in LEAKS}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    pytest.importorskip("build")
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT), cwd=folder)
-    (found,) = folder.glob("*.whl")
-    return found
+from clean_environment import ROOT, environment_of, run
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +24,8 @@ def metadata(wheel):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """Return the interpreter of a new environment: the wheel is installed, and its requirements are those of this one."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=True)
-    python = folder / "bin" / "python"
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
-    run(*pip, "--target", str(site), str(wheel), cwd=folder)
-    # Appended to the path as a plain folder: its own .pth files, such as the checkout's, are not read.
-    (site / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
+    """Return the interpreter of a new environment that holds the wheel."""
+    return environment_of(tmp_path_factory.mktemp("environment"), wheel)
 
 
 @pytest.mark.parametrize("package", ["omni_offload", "pipelines"])

@@ -47,7 +47,7 @@ def test_encoding_prompts_is_a_call(case, device):
     inputs = case.make_inputs(pipeline)
     parameters = inspect.signature(pipeline.encode_prompt).parameters
     arguments = {name: inputs[name] for name in parameters if name in inputs}
-    required = {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": True, "prompt_2": None}
+    required = {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": True, "prompt_2": None, "prompt_3": None}
     arguments |= {name: required[name] for name, p in parameters.items() if p.default is p.empty and name not in arguments}
     with torch.no_grad():
         expected = case.make_pipeline().to(device).encode_prompt(**arguments)

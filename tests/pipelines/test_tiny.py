@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers import CLIPTokenizer, T5Tokenizer
+from transformers import CLIPTokenizer, GemmaTokenizer, Qwen2Tokenizer, T5Tokenizer
 
-from pipelines.tiny import components, inputs, seeding, tokenizers, unets
+from pipelines.tiny import components, inputs, language, seeding, tokenizers, unets
 
 BUILDERS = [
     components.autoencoder_kl,
@@ -14,6 +14,8 @@ BUILDERS = [
     lambda: components.clip_vision_encoder(projects=True),
     components.t5_encoder,
     components.umt5_encoder,
+    language.gemma3_encoder,
+    language.qwen25_vl_encoder,
     unets.unet_2d,
     lambda: unets.control_net(unets.unet_2d()),
 ]
@@ -63,6 +65,8 @@ def test_generators_are_fresh():
     ("make", "cls", "rows"),
     [
         (tokenizers.clip_tokenizer, CLIPTokenizer, tokenizers.CLIP_VOCABULARY_SIZE),
+        (tokenizers.gemma_tokenizer, GemmaTokenizer, tokenizers.GEMMA_VOCABULARY_SIZE),
+        (tokenizers.qwen_tokenizer, Qwen2Tokenizer, tokenizers.QWEN_VOCABULARY_SIZE),
         (tokenizers.t5_tokenizer, T5Tokenizer, tokenizers.T5_VOCABULARY_SIZE),
     ],
 )

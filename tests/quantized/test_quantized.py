@@ -115,3 +115,20 @@ def test_quantised_while_enabled(to_int8, device, run, resident):
         after = next(one.weight_bytes for one in backend.report().components if one.name == "transformer")
         assert after == bytes_of(pipe.transformer) < before
         assert {c.path: c.weight_bytes for c in resolve_offload_plan(pipe, make_config("module")).components}["transformer"] == after
+
+
+def test_loaded_by_diffusers_with_a_torchao_config(device, run, resident, tmp_path):
+    """A DiT that diffusers quantises while it loads it runs as the resident one does."""
+    from diffusers import FluxTransformer2DModel, TorchAoConfig
+    from torchao.quantization import Int8Tensor, Int8WeightOnlyConfig
+
+    twin, pipe = FLUX.make_pipeline(), FLUX.make_pipeline()
+    pipe.transformer.save_pretrained(tmp_path)
+    for one in (twin, pipe):
+        one.transformer = FluxTransformer2DModel.from_pretrained(
+            tmp_path, quantization_config=TorchAoConfig(Int8WeightOnlyConfig()), torch_dtype=torch.float32
+        )
+    assert any(type(weight) is Int8Tensor for weight in pipe.transformer.parameters())
+    expected = resident(twin, device)
+    with pipe.enable_omni_offload(device=device):
+        assert same(run(pipe), expected)

@@ -1,5 +1,6 @@
 """Host memory: how much is pinned, what is not goes through the staging ring, and all of it is given back."""
 
+import gc
 import logging
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from omni_offload import ModuleResidency
 from omni_offload.accelerator import Accelerator, PinnedMemory
 from omni_offload.errors import OffloadConfigError
 from omni_offload.residency import ByteMeter, ResidencyContext, context
+from omni_offload.residency.device import DeviceBuffer
 from omni_offload.residency.host import StagingRing
 from omni_offload.residency.transfer import place, transfers
 from omni_offload.testing import sim
@@ -43,11 +45,16 @@ def used(residency, module, device):
     assert [int(p[0]) for p in module.parameters()] == [1, 2, 3, 4]
 
 
-def test_weights_beyond_the_limit_stay_pageable_and_go_through_the_ring(four, engine, device):
+def test_weights_beyond_the_limit_stay_pageable_and_go_through_the_ring(four, engine, device, monkeypatch):
+    staged = []
+    original = StagingRing.copy
+    monkeypatch.setattr(StagingRing, "copy", lambda ring, target, source: staged.append(source.numel()) or original(ring, target, source))
     own = ResidencyContext(engine, host_limit=48 * KIB)
     residency = ModuleResidency(four, device, context=own)
     used(residency, four, device)
     assert residency.pinned_bytes == 32 * KIB
+    assert staged
+    assert sum(staged) % (32 * KIB) == 0  # the pageable half, at each load
     assert not residency.overlaps or residency.host_bytes < context.LATE_PIN_BYTES
     assert own.pinned_bytes == sim.pinned_bytes() == 32 * KIB + 12 * KIB
     residency.restore()
@@ -104,6 +111,15 @@ def test_the_containers_limit_counts_without_one_of_our_own_and_warns(ceiling, r
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     residency.restore()
     own.close()
+
+
+def test_a_residency_on_its_own_gives_its_ring_back(four, device, monkeypatch):
+    residency = ModuleResidency(four, device)
+    monkeypatch.setattr(residency._context, "_ceiling", 48 * KIB)
+    used(residency, four, device)
+    assert sim.pinned_bytes() > residency.pinned_bytes > 0
+    residency.restore()
+    assert sim.pinned_bytes() == 0
 
 
 def test_a_component_of_many_regions_is_pinned_whole(four, engine, device, monkeypatch):
@@ -277,6 +293,27 @@ def test_a_freed_buffer_gives_no_room(four, device):
         copy.buffer.take(residency, 0, 1)
     copy.buffer.free()
     residency.restore()
+
+
+def test_a_buffer_is_freed_when_its_last_taker_gives_it_back(engine):
+    buffer = DeviceBuffer(engine, 128, ByteMeter())
+    buffer.take("one", 0, 64)
+    buffer.take("two", 64, 64)
+    buffer.give_back("one")
+    assert buffer.raw is not None
+    buffer.give_back("two")
+    assert buffer.raw is None
+
+
+def test_a_buffer_that_nobody_gave_back_is_freed_after_its_uses(engine, monkeypatch):
+    waited = []
+    monkeypatch.setattr(Accelerator, "after", lambda _, event: waited.append(event))
+    buffer = DeviceBuffer(engine, 128, ByteMeter())
+    event = torch.accelerator.current_stream(engine.device).record_event()
+    buffer.uses[1] = event
+    del buffer
+    gc.collect()
+    assert waited == [event]
 
 
 def test_a_group_without_master_or_origin_stays_as_it_is(four, device):

@@ -419,6 +419,9 @@ def test_residencies_of_one_context_share_a_tied_group_and_nest(device, make_blo
     assert a.linear.weight.device.type == "cpu"
     assert bool((a.linear.weight == 3.0).all())
     first.load()
+    second.fetch()
+    first.offload()
+    assert second.fetched  # the shared group too
     first.restore()
     second.restore()
     context.close()
@@ -443,7 +446,8 @@ def test_giving_up_one_of_two_residencies_leaves_the_shared_group_to_the_other(d
     assert b.linear.weight.device.type == "cpu"
 
 
-def test_a_tie_that_appears_in_one_residency_regroups_the_other_too(device, make_block):
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_tie_that_appears_in_one_residency_regroups_the_other_too(device, make_block, loaded):
     from omni_offload.accelerator import Accelerator
 
     a, b = make_block(), make_block()
@@ -455,8 +459,11 @@ def test_a_tie_that_appears_in_one_residency_regroups_the_other_too(device, make
         residency.offload()
     a.register_buffer("tie", a.linear.weight.detach()[1:])
     first.load()
+    if not loaded:
+        first.offload()
     second.load()
     assert b.linear.weight.data_ptr() == a.linear.weight.data_ptr() == a.tie.data_ptr() - 24
+    assert a.tie.device == device
     first.restore()
     second.restore()
     context.close()

@@ -103,7 +103,7 @@ def test_what_was_written_on_another_stream_is_copied_back_after_it(timing, bloc
 def test_device_memory_that_nobody_gave_back_is_freed_in_order(timing, make_block, device):
     block = make_block()
     x = torch.randn(4, 6, device=device)
-    other = ModuleResidency(torch.nn.Linear(6, 6), device)
+    other = ModuleResidency(make_block(), device)  # as large, so that it gets the same memory
     residency = ModuleResidency(block, device)
     with torch.no_grad():
         turn(residency, block, x)

@@ -15,9 +15,16 @@ FAST = ("flux", "wan_2_2_i2v")
 """The cases of the fast suite: one of the core's rotation, one that drives its offload itself."""
 
 
-def every_case():
+NOT_SAVED = {"flux_multi_controlnet": "'FluxMultiControlNetModel' object has no attribute 'save_config'"}
+"""Cases that diffusers itself cannot save, and its message."""
+
+NOT_LOADED = {"stable_diffusion_ip_adapter": "'NoneType' object has no attribute 'image_projection_layers'"}
+"""Cases that diffusers saves without what their call needs (an IP-Adapter is to be loaded again), and its message."""
+
+
+def every_case(*, but=()):
     """Every case of every registered pipeline, each once; all but two in the exhaustive run."""
-    cases = {case.name: case for entry in pipelines.registered().values() for case in entry.load_cases()}
+    cases = {case.name: case for entry in pipelines.registered().values() for case in entry.load_cases() if case.name not in but}
     return [pytest.param(case, id=name, marks=() if name in FAST else pytest.mark.exhaustive) for name, case in sorted(cases.items())]
 
 

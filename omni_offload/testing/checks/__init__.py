@@ -1,7 +1,9 @@
 """The checks, one list of them."""
 
+from omni_offload.testing.checks.adapters import check_adapters
 from omni_offload.testing.checks.changes import (
     check_casts,
+    check_casts_within_calls,
     check_edits,
     check_replaced_component,
     check_shared_component,
@@ -29,10 +31,11 @@ from omni_offload.testing.checks.lifecycle import (
     check_idempotence,
     check_identity,
     check_inference_modes,
+    check_repeated_calls,
     check_round_trip,
     check_second_device,
 )
-from omni_offload.testing.checks.memory import check_budget, check_peak, check_report, check_traffic
+from omni_offload.testing.checks.memory import check_budget, check_host_budget, check_peak, check_report, check_traffic
 from omni_offload.testing.checks.numerics import (
     check_numerics,
     check_numerics_on_least_budget,
@@ -42,6 +45,7 @@ from omni_offload.testing.checks.numerics import (
 )
 from omni_offload.testing.checks.refusals import check_autograd, check_foreign_offload, check_stray_use, check_to_device
 from omni_offload.testing.checks.residency import (
+    check_captured_methods,
     check_entry_points,
     check_keep_between_calls,
     check_on_device,
@@ -71,6 +75,7 @@ CHECKS = (
     check_identity,
     check_idempotence,
     check_cycles,
+    check_repeated_calls,
     check_enable_from_device,
     check_execution_device,
     check_second_device,
@@ -80,12 +85,14 @@ CHECKS = (
     check_numerics_on_least_budget,
     check_residency,
     check_entry_points,
+    check_captured_methods,
     check_release,
     check_on_device,
     check_unselected_stay,
     check_keep_between_calls,
     check_peak,
     check_budget,
+    check_host_budget,
     check_traffic,
     check_report,
     check_buffers,
@@ -98,9 +105,11 @@ CHECKS = (
     check_edits,
     check_structure,
     check_casts,
+    check_casts_within_calls,
     check_replaced_component,
     check_shared_component,
     check_user_hooks,
+    check_adapters,
     check_rollback,
     check_failing_uses,
     check_failing_callback,

@@ -1,17 +1,26 @@
 """Changes that a user makes while offload is enabled are in force at the next call, exactly once."""
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from omni_offload.errors import OffloadError, OffloadStateError
 from omni_offload.testing.bench import Bench, NotRun
-from omni_offload.testing.checks.weights import first_weight, probes
+from omni_offload.testing.checks.weights import first_weight, probes, within_uses
 from omni_offload.testing.observe import Snapshot, same_values
 
-__all__ = ["check_casts", "check_edits", "check_replaced_component", "check_shared_component", "check_structure", "check_user_hooks"]
+__all__ = [
+    "check_casts",
+    "check_casts_within_calls",
+    "check_edits",
+    "check_replaced_component",
+    "check_shared_component",
+    "check_structure",
+    "check_user_hooks",
+]
 
 Edit = Callable[[torch.nn.Parameter], None]
 
@@ -163,6 +172,46 @@ def check_casts(bench: Bench) -> None:
             bench.fail("weights in float64 after a cast and disable", kinds, component=path)
 
 
+def check_casts_within_calls(bench: Bench) -> None:
+    """component.to(dtype) in the middle of a call, of the component that runs or of another, is in force at once, and kept."""
+    (resident, wanted), (pipeline, weights) = ((made, dict(probes(bench, made))) for made in (bench.fresh(), bench.fresh()))
+    bench.to_device(resident)
+    with _cast_once(bench, resident):
+        expected = [bench.call(resident) for _ in range(2)]
+    base, pinned = bench.allocated(), bench.pinned()
+    with _cast_once(bench, pipeline):
+        with bench.enabled(pipeline):
+            for number in range(2):
+                bench.require_equal(bench.call(pipeline), when=f"of call {number + 1} with casts in it", expected=expected[number])
+            bench.require_left(pipeline, base, when="after a call with casts in it", count_bytes=not bench.now_staying(pipeline))
+        bench.require_disabled(pipeline, base, pinned, times=2)
+    for path, module in weights.items():
+        if not same_values([first_weight(module)], [first_weight(wanted[path])]):
+            bench.fail("the weights after disable as they were cast in a call", "others", component=path)
+
+
+@contextlib.contextmanager
+def _cast_once(bench: Bench, pipeline: Any) -> Iterator[None]:
+    """At the first use of every component, round its weights and the next one's through float16."""
+    components = bench.components(pipeline)
+    pairs = list(probes(bench, pipeline))
+    done: set[str] = set()
+
+    def round_weights(path: str) -> None:
+        dtype = first_weight(dict(pairs)[path]).dtype
+        if path not in done and dtype.is_floating_point:
+            done.add(path)
+            components[path].to(torch.float16).to(dtype)
+
+    def look(path: str, _module: torch.nn.Module) -> None:
+        paths = [name for name, _ in pairs]
+        for name in (path, paths[(paths.index(path) + 1) % len(paths)]):
+            round_weights(name)
+
+    with within_uses(pairs, look):
+        yield
+
+
 def check_replaced_component(bench: Bench) -> None:
     """A component replaced while enabled is in force at the next call, or refused; either way nothing of it is left after disable."""
     resident, pipeline, other = bench.fresh(), bench.fresh(), bench.fresh()
@@ -236,7 +285,7 @@ def check_user_hooks(bench: Bench) -> None:
     if vars(target.module).get(target.method) is not other:
         bench.fail("another library's wrapper in its place after disable", "it is gone", component=target.path)
     with torch.no_grad():
-        pipeline(**bench.case.make_inputs(pipeline))
+        pipeline(**bench.inputs(pipeline))
     uses = sum(use.name == str(target) for use in bench.reference.uses)
     if during.count("wrapper") != uses or seen.count("wrapper") != 2 * uses:
         bench.fail(f"{uses} uses of a wrapper in a call, and as many after disable", seen.count("wrapper"), component=target.path)

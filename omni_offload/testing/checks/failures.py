@@ -15,8 +15,8 @@ __all__ = ["check_failing_activations", "check_failing_callback", "check_failing
 
 #: Seconds after which a call counts as one that never ends.
 _PATIENCE = 120
-#: Allocations that are tried; an exhaustive run tries more.
-_ACTIVATIONS, _ACTIVATIONS_EXHAUSTIVE, _LOADS = 10, 50, 5
+#: Allocations of a call that are tried, those where a run is exhaustive or there are at most `_FEW`, and those of the framework's own.
+_ACTIVATIONS, _ACTIVATIONS_EXHAUSTIVE, _LOADS, _FEW = 10, 100, 5, 100
 
 
 def require_error(bench: Bench, body: Callable[[], Any], *, what: str) -> None:
@@ -59,7 +59,8 @@ def check_failing_uses(bench: Bench) -> None:
 def check_failing_callback(bench: Bench) -> None:
     """An error in the user's callback_on_step_end passes unchanged, and leaves nothing."""
     pipeline = bench.fresh()
-    if "callback_on_step_end" not in inspect.signature(pipeline.__call__).parameters:
+    call_of = pipeline.forward if isinstance(pipeline, torch.nn.Module) else pipeline.__call__  # a module's call tells no arguments
+    if "callback_on_step_end" not in inspect.signature(call_of).parameters:
         raise NotRun(f"{type(pipeline).__name__} takes no callback_on_step_end")
     base = bench.allocated()
 
@@ -68,7 +69,7 @@ def check_failing_callback(bench: Bench) -> None:
 
     def call() -> None:
         with torch.no_grad():
-            pipeline(**bench.case.make_inputs(pipeline), callback_on_step_end=callback)
+            pipeline(**bench.inputs(pipeline), callback_on_step_end=callback)
 
     with bench.enabled(pipeline):
         require_error(bench, call, what="callback_on_step_end")
@@ -110,7 +111,7 @@ def check_failing_activations(bench: Bench) -> None:
         before = sim.allocation_count(bench.device)
         bench.call(pipeline, keep=False)
         count = sim.allocation_count(bench.device) - before
-        wanted = _ACTIVATIONS_EXHAUSTIVE if bench.exhaustive else _ACTIVATIONS
+        wanted = _ACTIVATIONS_EXHAUSTIVE if bench.exhaustive or count <= _FEW else _ACTIVATIONS
         chosen = sorted(bench.random().sample(range(count), min(wanted, count)))
         for position, number in enumerate(chosen):
             sim.configure(fail_alloc_in=number)

@@ -1,5 +1,7 @@
 """Enable and disable."""
 
+import gc
+
 import torch
 
 from omni_offload.errors import OffloadStateError
@@ -13,6 +15,7 @@ __all__ = [
     "check_idempotence",
     "check_identity",
     "check_inference_modes",
+    "check_repeated_calls",
     "check_round_trip",
     "check_second_device",
 ]
@@ -21,6 +24,8 @@ __all__ = [
 _LOOKS = 2
 #: Cycles of enable and disable; what the first leaves is seen after it, what only repetition leaves after the second.
 _CYCLES = 2
+#: Further calls that have to leave nothing.
+_CALLS, _CALLS_EXHAUSTIVE = 3, 50
 
 
 def check_round_trip(bench: Bench) -> None:
@@ -107,9 +112,35 @@ def check_cycles(bench: Bench) -> None:
             bench.require_equal(bench.call(pipeline), when=f"in cycle {number + 1}")
         bench.require_disabled(pipeline, base, pinned, when=f"after cycle {number + 1}")
     with torch.no_grad():
-        outputs = [tensor.cpu() for tensor in bench.case.outputs(pipeline(**bench.case.make_inputs(pipeline)))]
+        outputs = [tensor.cpu() for tensor in bench.case.outputs(pipeline(**bench.inputs(pipeline)))]
     if any(not tensor.isfinite().all() for tensor in outputs if tensor.is_floating_point()):
         bench.fail("a pipeline that runs on the CPU after disable", "outputs that are not finite")
+
+
+def check_repeated_calls(bench: Bench) -> None:
+    """Calls one after another add up to nothing: device bytes, pinned bytes and live tensors stay what the second left."""
+    pipeline = bench.fresh()
+    with bench.enabled(pipeline):
+        for _ in range(2):
+            bench.call(pipeline, keep=False)
+        device, pinned, tensors = bench.allocated(), bench.pinned(), live_tensors()
+        calls = _CALLS_EXHAUSTIVE if bench.exhaustive else _CALLS
+        for _ in range(calls):
+            bench.call(pipeline, keep=False)
+        for what, before, now in (
+            ("device bytes", device, bench.allocated()),
+            ("pinned bytes", pinned, bench.pinned()),
+            ("live tensors", tensors, live_tensors()),
+        ):
+            if now > before:
+                bench.fail(f"{before} {what} after {calls} further calls", now)
+        bench.require_equal(bench.call(pipeline), when=f"of call {calls + 3}")
+
+
+def live_tensors() -> int:
+    """Return how many tensors are alive that were made since the objects before were frozen."""
+    gc.collect()
+    return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
 
 
 def check_enable_from_device(bench: Bench) -> None:

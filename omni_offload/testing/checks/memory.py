@@ -1,12 +1,14 @@
 """How many bytes the device holds, and how many are copied."""
 
-from omni_offload.testing.bench import Bench
+from omni_offload.testing.bench import Bench, NotRun
 from omni_offload.testing.checks.numerics import least_budget
 from omni_offload.testing.observe import copied_back, device_size
 
-__all__ = ["check_budget", "check_peak", "check_report", "check_traffic"]
+__all__ = ["check_budget", "check_host_budget", "check_peak", "check_report", "check_traffic"]
 
 _SLACK = 8192
+#: Bytes that the smallest ring for pageable weights needs, and a page beside it.
+_LEAST_HOST_BUDGET = 16384
 
 
 def check_peak(bench: Bench) -> None:
@@ -18,6 +20,7 @@ def check_peak(bench: Bench) -> None:
         staying = bench.staying(pipeline, **keys)
         allowed = device_size([components[path] for path in staying]) + 512 * len(components)
         allowed += bench.largest_group(pipeline, staying) + bench.reference.activations + _SLACK
+        allowed += sum(size for path, size in bench.reference.recast.items() if path in staying)  # what it was is held until its next use
         base = bench.allocated()
         bench.reset_peak()
         with bench.enabled(pipeline, **keys):
@@ -46,6 +49,26 @@ def check_budget(bench: Bench) -> None:
             held, told = bench.peak() - base - bench.reference.activations, backend.report().peak_device_bytes
         if max(held - _SLACK, told) > budget:
             bench.fail(f"at most device_memory={budget} bytes held", f"{held} measured, {told} reported")
+
+
+def check_host_budget(bench: Bench) -> None:
+    """Under a host_memory the framework pins no more than that; what is left out stays pageable, and outputs stay right."""
+    bench.need_simulation("counts pinned bytes")
+    pipeline = bench.fresh()
+    if bench.by_hand(pipeline):
+        raise NotRun("the pipeline owns its model-level offload by hand, and takes no byte budget")
+    pinned = bench.pinned()
+    with bench.enabled(pipeline):
+        whole = bench.pinned() - pinned
+    budget = max(whole // 2, _LEAST_HOST_BUDGET)
+    with bench.enabled(pipeline, host_memory=budget) as backend:
+        for number in (1, 2):
+            bench.require_equal(bench.call(pipeline), when=f"of call {number} with host_memory={budget}")
+            held, told = bench.pinned() - pinned, backend.report().totals["pinned_bytes"]
+            if max(held, told) > budget:
+                bench.fail(f"at most host_memory={budget} bytes pinned", f"{held} measured, {told} reported, of {whole} without a limit")
+    if bench.pinned() > pinned:
+        bench.fail("nothing pinned after disable", f"{bench.pinned() - pinned} bytes")
 
 
 def check_traffic(bench: Bench) -> None:
@@ -78,11 +101,12 @@ def check_traffic(bench: Bench) -> None:
 
 
 def check_report(bench: Bench) -> None:
-    """The report names every component with its bytes, its loads, and what is on the device now."""
+    """The report names every component with its bytes and its loads, and tells the bytes that were copied."""
     pipeline = bench.fresh()
+    before = bench.traffic()
     with bench.enabled(pipeline) as backend:
         bench.call(pipeline)
-        report = backend.report()
+        report, after = backend.report(), bench.traffic()
     if report is None or not report.components:
         bench.fail("a report with a line for each component", report)
     totals = report.totals
@@ -93,5 +117,11 @@ def check_report(bench: Bench) -> None:
         bench.fail(f"a report over all {needed} bytes of weights", totals["weight_bytes"])
     if totals["loads"] < len(used):
         bench.fail(f"at least {len(used)} loads in the report, one for each component that was used", totals["loads"])
+    if before is not None and after is not None:
+        # activations go to the device too, and those that the pipeline sends to a component's device come back
+        activations = (bench.reference.copied_in or 0) + after[1] - before[1] + _SLACK
+        copied, told = after[0] - before[0], totals["bytes_in"]
+        if not copied - activations <= told <= copied:
+            bench.fail(f"{copied - activations} to {copied} bytes copied to the device in the report", told)
     if str(report.device) != str(bench.device) or not report.to_json() or not str(report):
         bench.fail(f"a report on {bench.device}", report.device)

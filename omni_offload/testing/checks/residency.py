@@ -9,6 +9,7 @@ from omni_offload.testing.bench import Bench, NotRun, some
 from omni_offload.testing.observe import Snapshot, Target, bytes_on, copied_to, device_size, same_values, tensors_in
 
 __all__ = [
+    "check_captured_methods",
     "check_entry_points",
     "check_keep_between_calls",
     "check_on_device",
@@ -99,6 +100,29 @@ def replay(bench: Bench, target: Target, *, when: str) -> None:
         bench.fail(f"the outputs of {target} {when} that equal the resident run's", "others", component=target.path)
 
 
+def check_captured_methods(bench: Bench) -> None:
+    """A method that was taken from a component while enabled is the component's own after disable: on the host, and right."""
+    pipeline, other = bench.fresh(), bench.fresh()
+    base = bench.allocated()
+    with bench.enabled(pipeline):
+        captured = {str(target): getattr(target.module, target.method) for target in bench.used(pipeline)}
+        bench.call(pipeline, keep=False)
+    left, cpu = bench.allocated(), torch.device("cpu")
+    bench.reset_peak()
+    for target in bench.used(other):
+        recording = bench.reference.recordings[str(target)]
+        results = []
+        for method in (captured[str(target)], getattr(target.module, target.method)):
+            with torch.no_grad():
+                results.append(tensors_in(method(*copied_to(recording.args, cpu), **copied_to(recording.kwargs, cpu))))
+        if not same_values(*results):
+            bench.fail(
+                f"{target}, captured while enabled, to do after disable what it does without offload", "others", component=target.path
+            )
+    if bench.peak() > left or left - base > bench.reference.left:
+        bench.fail("nothing on the device in a captured method after disable", f"{bench.peak() - base} bytes")
+
+
 def check_release(bench: Bench) -> None:
     """A component used outside of a call may stay on the device until release(), which frees all that rotates."""
     pipeline = bench.fresh()
@@ -149,6 +173,7 @@ def check_keep_between_calls(bench: Bench) -> None:
         raise NotRun("the pipeline owns its model-level offload by hand, and takes no byte budget")
     base, pinned = bench.allocated(), bench.pinned()
     budget = 2 * bench.reference.weights
+    allowed = (bench.reference.copied_in or 0) + sum(bench.reference.recast.get(use.path, 0) for use in bench.reference.uses) + _SLACK
     with bench.enabled(pipeline, device_memory=budget, keep_between_calls=True) as backend:
         for number in (1, 2, 3):
             before = bench.traffic()
@@ -163,7 +188,7 @@ def check_keep_between_calls(bench: Bench) -> None:
                 continue
             # activations that the pipeline itself sends to a component's device, the host's, come back
             copied = after[0] - before[0] - (after[1] - before[1])
-            if number > 1 and copied > (bench.reference.copied_in or 0) + _SLACK:
+            if number > 1 and copied > allowed:
                 bench.fail("no weight copied again that was kept", f"{copied} bytes in call {number}")
         backend.release()
         bench.require_left(pipeline, base, when="after release()")
