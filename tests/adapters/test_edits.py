@@ -21,13 +21,10 @@ FAST = [
     ("flux", "load with the text encoder's", "enabled", "plain"),
     ("flux", "load, fuse and unload", "after", "plain"),
     ("flux", "swap in place of another rank", "between", "kept"),
-    ("flux", "cast all adapted", "between", "plain"),
     ("sd", "textual inversion", "before", "plain"),
     ("sd", "no textual inversion", "after", "pageable"),
     ("sd", "IP-Adapter", "enabled", "tight"),
-    ("sd", "unload", "within", "plain"),
     ("wan", "fuse", "within", "kept"),
-    ("wan", "unfuse", "enabled", "pageable"),
 ]
 RUNS = [
     (family, name, where, setting)
@@ -36,10 +33,8 @@ RUNS = [
 ]
 FAST_RUNS = [
     ("flux", "adapters", "between", "tight"),
-    ("flux", "adapters", "between", "kept pageable"),
     ("flux", "adapters", "within", "kept"),
     ("flux", "weights", "between", "pageable"),
-    ("flux", "weights", "between", "kept"),
     ("flux", "weights", "within", "plain"),
     ("sd", "stable diffusion", "between", "kept"),
     ("wan", "casts", "between", "kept"),

@@ -376,12 +376,12 @@ def test_a_component_that_stays_is_cast_in_a_call(pipe, x, kit):
     """Where a call casts what stays on the device, the copy from before is not held beyond the call."""
     pipe.enable_omni_offload(device="sim", mode="module", components=["dit"])
     held = sim.allocated()
-    pipe.on_step = lambda step, x: (pipe.vae.to(torch.float64 if step else torch.float32), x)[1] if step < 2 else (pipe.vae.float(), x)[1]
+    pipe.on_step = lambda step, x: (pipe.text_encoder.to(torch.float32 if step else torch.float64), x)[1]
     for _ in range(2):
         pipe(x)
         assert sim.allocated() == held
     pipe.disable_omni_offload()
-    assert {p.dtype for p in pipe.vae.parameters()} == {torch.float32}
+    assert {p.dtype for p in pipe.text_encoder.parameters()} == {torch.float32}
 
 
 def test_a_component_that_was_none_and_does_not_fit(pipe, x, kit, expected):

@@ -395,6 +395,24 @@ class ForgetsDecode(Tiny):
     _offload_entry_points = {"": ("encode_prompt",)}
 
 
+class Considerate(Autoencoder):
+    """Brings its input to where its weights are."""
+
+    def decode(self, latents):
+        return super().decode(latents.to(self.decoder.weight.device))
+
+
+@wrong("check_work_on_device", check_shared_weight="it is looked at within decode, which is no use")
+class DecodesOnTheHost(Tiny):
+    """The method that the call ends with is no declared entry point, and moves its input to the weights on the host."""
+
+    _offload_entry_points = {"": ("encode_prompt",)}
+
+    def __init__(self):
+        super().__init__()
+        self.vae = Considerate().eval()
+
+
 @wrong(
     "check_captured_methods",
     check_deepcopy="the wrapper calls the original's method, in copies too",

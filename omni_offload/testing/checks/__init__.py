@@ -52,6 +52,7 @@ from omni_offload.testing.checks.residency import (
     check_release,
     check_residency,
     check_unselected_stay,
+    check_work_on_device,
 )
 from omni_offload.testing.checks.weights import (
     check_buffers,
@@ -84,6 +85,7 @@ CHECKS = (
     check_numerics_unpinned,
     check_numerics_on_least_budget,
     check_residency,
+    check_work_on_device,
     check_entry_points,
     check_captured_methods,
     check_release,

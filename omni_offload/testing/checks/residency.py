@@ -16,6 +16,7 @@ __all__ = [
     "check_release",
     "check_residency",
     "check_unselected_stay",
+    "check_work_on_device",
 ]
 
 _SLACK = 8192
@@ -65,6 +66,36 @@ def _alone(bench: Bench, pipeline: Any, path: str, staying: set[str]) -> Any:
             names = bytes_on(module, bench.device)
             if names:
                 bench.fail(f"{name} on the host while {path} is used", some(names), component=name)
+
+    return look
+
+
+def check_work_on_device(bench: Bench) -> None:
+    """In a call, every module within a component runs with its weights on the device: no work is done on the host, unseen."""
+    pipeline = bench.fresh()
+    handles = [
+        module.register_forward_pre_hook(_not_on_host(bench, component, f"{component}.{path}"))
+        for component, root in bench.components(pipeline).items()
+        for path, module in root.named_modules()
+        if path and any(True for _ in module.parameters(recurse=False))  # a component's own hooks may run before it is there
+    ]
+    try:
+        with bench.enabled(pipeline):
+            bench.call(pipeline, keep=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _not_on_host(bench: Bench, component: str, path: str) -> Any:
+    def look(module: torch.nn.Module, _: Any) -> None:
+        on_host = [name for name, parameter in module.named_parameters(recurse=False) if parameter.device.type == "cpu"]
+        if on_host:
+            bench.fail(
+                f"the weights of {path} on the device while it runs (is what called it declared in _offload_entry_points?)",
+                f"{some(on_host)} on the host",
+                component=component,
+            )
 
     return look
 
