@@ -65,7 +65,7 @@ def _make_inputs(_pipeline: Any) -> dict[str, Any]:
         "height": 32,
         "width": 32,
         "num_inference_steps": 2,
-        "max_sequence_length": 64,
+        "max_sequence_length": 256,
         "output_type": "pt",
         "generator": generator(),
     }

@@ -130,7 +130,7 @@ def compare(shape: Shape) -> Comparison:
     loads = {name: nbytes / (rate * 1e9) + SETTINGS["copy_latency"] for name, nbytes in sizes.items()}
     rows = []
     for name, budget in budgets.items():
-        best = best_schedule(uses, sizes, loads, budget=budget).seconds
+        best = best_schedule(uses, sizes, loads, budget=budget, together=pipeline._co_resident_modules).seconds
         rows.append(_run_ours(shape, pipeline, device, name=name, budget=budget, best=best, resident=resident))
     return Comparison(
         shape=shape.name,

@@ -8,8 +8,9 @@ Free to choose are, for each component that is used again later, whether it stay
 are issued; each then starts as early as the engine and the memory allow. All choices are tried.
 """
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -47,6 +48,7 @@ def best_schedule(
     load_seconds: Mapping[str, float],
     *,
     budget: int | None = None,
+    together: Sequence[Collection[str]] = (),
 ) -> Schedule:
     """Return the schedule of least makespan.
 
@@ -54,18 +56,20 @@ def best_schedule(
         uses: The generation's uses, in order.
         sizes: Bytes of each component.
         load_seconds: What each component's copy takes.
-        budget: Device bytes; None: one component at a time, whatever its size.
+        budget: Device bytes; None: one component at a time, whatever its size, or components that may be there together.
+        together: Groups of components that may.
 
     Raises:
         ValueError: The budget does not hold the largest component.
     """
+    fits = functools.partial(_fits, sizes=sizes, budget=budget, together=together)
     best: Schedule | None = None
     tried = 0
     for residencies in _stays(uses):
         for order in _orders(residencies):
             tried += 1
             bound = best.seconds if best else float("inf")
-            seconds = _makespan(uses, order, sizes, load_seconds, budget, bound)
+            seconds = _makespan(uses, order, load_seconds, fits, bound)
             if seconds is not None and seconds < bound:
                 best = Schedule(seconds, order, 0)
     if best is None:
@@ -109,9 +113,8 @@ def _orders(residencies: Sequence[Residency]) -> Iterator[tuple[Residency, ...]]
 def _makespan(
     uses: Sequence[Use],
     order: Sequence[Residency],
-    sizes: Mapping[str, int],
     load_seconds: Mapping[str, float],
-    budget: int | None,
+    fits: Callable[[Sequence[Residency]], bool],
     bound: float,
 ) -> float | None:
     """Return when the last use ends; None where the loads wait for one another, or not before the bound."""
@@ -130,12 +133,12 @@ def _makespan(
         start = engine
         # What has to go: a stay's memory is free once its last use has ended, if that use can run at all by now.
         held.sort(key=lambda other: other.uses[-1])
-        while held and not _fits([*held, stay], sizes, budget):
+        while held and not fits([*held, stay]):
             gone = held.pop(0)
             if gone.uses[-1] >= len(ends):
                 return None
             start = max(start, ends[gone.uses[-1]])
-        if not _fits([*held, stay], sizes, budget):
+        if not fits([*held, stay]):
             return None
         # A component's next stay begins only after the one before it has ended.
         for other in [other for other in held if other.component == stay.component]:
@@ -151,7 +154,8 @@ def _makespan(
     return ends[-1] if len(ends) == len(uses) else None
 
 
-def _fits(held: Sequence[Residency], sizes: Mapping[str, int], budget: int | None) -> bool:
+def _fits(held: Sequence[Residency], sizes: Mapping[str, int], budget: int | None, together: Sequence[Collection[str]]) -> bool:
     if budget is None:
-        return len(held) == 1
+        names = {stay.component for stay in held}
+        return len(held) == 1 or any(names <= set(group) for group in together)
     return sum(sizes[stay.component] for stay in held) <= budget

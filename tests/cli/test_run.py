@@ -102,6 +102,13 @@ def test_host_memory_can_stay_pageable(run_json):
     assert all(c["pinned_bytes"] == 0 for c in told["components"])
 
 
+def test_blocks_stream_in_layer_mode(run_json):
+    told = run_json("run", "digits", "--prompt", "seven", "--mode", "layer")
+    assert told["equal_to_resident_run"] is True
+    assert told["races"] == 0
+    assert {c["name"]: c["treatment"] for c in told["components"]}["transformer"] == "stream"
+
+
 def test_a_budget_counts_against_the_capacity(run_json):
     told = run_json("run", "digits", "--prompt", "seven", "--device-memory", "2.4MiB")
     assert told["equal_to_resident_run"] is True

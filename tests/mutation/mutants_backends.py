@@ -238,7 +238,7 @@ BACKENDS = (
     Mutant(
         "budget-of-own-flow-accepted",
         "backends/model_level.py",
-        "if memory is not None and owns_its_offload(pipeline):",
+        "if memory is not None and self._delegates(pipeline):",
         "if False:",
         "a budget that nobody keeps is accepted",
         ("tests/backends/test_lifecycle.py::test_a_byte_budget_is_refused_before_the_pair_is_called",),

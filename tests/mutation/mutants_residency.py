@@ -283,7 +283,7 @@ RESIDENCY = (
         "use-not-recorded",
         "residency/module.py",
         "            buffer.uses.update(events)\n",
-        "",
+        "            pass\n",
         "the copy stream does not know of the last use",
         (
             "tests/residency/test_races.py::test_without_mutation_the_scenario_has_no_race",
