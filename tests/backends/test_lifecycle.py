@@ -35,6 +35,7 @@ def backend(device):
 def test_enable_and_disable_are_idempotent(backend, pipe, x, expected, whole):
     """Enabling the same pipeline again, and disabling again, does nothing."""
     backend.disable()
+    assert backend.plan is None
     backend.enable(pipe)
     hooked = dict(pipe.vae.__dict__)
     backend.enable(pipe)

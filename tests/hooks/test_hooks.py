@@ -530,3 +530,22 @@ def test_a_captured_state_of_a_module_that_is_gone_is_refused(log):
     gc.collect()
     with pytest.raises(OffloadStateError, match="no longer exists"):
         state()
+
+
+def test_a_wrapper_copied_by_itself_is_what_it_stood_for(log):
+    """A method of the class, another library's callable, or what the module hands on: called as the copied module's own."""
+    net = Net()
+    net.forward = abs
+    HookRegistry.get_or_create(net).register_hook("a", Log(log))
+    assert copy.deepcopy(net.forward) is abs
+    handing_on = HandsOn()
+    HookRegistry.get_or_create(handing_on).register_hook("a", Log(log), methods=("twice",))
+    assert copy.deepcopy(handing_on.twice)(21) == 42
+    assert [entry for entry in log if entry.startswith("pre")] == []
+
+
+class HandsOn(torch.nn.Module):
+    """Has a method that its class has not."""
+
+    def __getattr__(self, name):
+        return (lambda x: 2 * x) if name == "twice" else super().__getattr__(name)

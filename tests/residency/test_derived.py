@@ -148,3 +148,15 @@ def test_found_on_the_device(normalised, device, undo):
         found = None
         residency.restore()
         assert torch.equal(run(normalised, "cpu"), expected)
+
+
+def test_a_normalisation_removed_while_managed(normalised, device):
+    """What was computed is a weight from then on, whole and on the host after restore."""
+    residency = ModuleResidency(normalised, device)
+    expected = run(normalised, "cpu")
+    residency.load()
+    residency.offload()
+    remove_weight_norm(normalised)
+    residency.restore()
+    assert normalised.weight.device.type == "cpu"
+    assert torch.equal(run(normalised, "cpu"), expected)

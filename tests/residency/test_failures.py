@@ -382,3 +382,33 @@ def test_a_repair_does_not_undo_what_the_user_moved_meanwhile(block, device):
     block.double()
     residency.restore()
     assert block.scale.dtype == torch.float64
+
+
+def test_a_binding_cut_short_is_finished_by_restore(device):
+    """Where an interrupt left tensors bound to neither copy nor master, they are their masters again."""
+    module = torch.nn.Linear(8, 8).requires_grad_(False)
+    expected = module.weight.clone()
+    residency = ModuleResidency(module, device)
+    residency.load()
+    residency.offload()
+    (group,) = [group for group in residency._groups if any(entry.tensor is module.weight for entry in group.entries)]
+    group.unsure = True
+    module.weight.data = torch.zeros_like(module.weight)
+    residency.restore()
+    assert torch.equal(module.weight, expected)
+
+
+def test_a_binding_cut_short_is_finished_by_the_next(device):
+    """Where a binding to the device was begun and not finished, the next one binds everything again."""
+    module = torch.nn.Linear(8, 8).requires_grad_(False)
+    residency = ModuleResidency(module, device)
+    residency.load()
+    for group in residency._groups:
+        group.unsure = True
+        for entry, view in zip(group.entries, group.master.views, strict=True):
+            entry.tensor.data = view
+    assert not residency.loaded
+    residency.load()
+    assert residency.loaded
+    assert all(parameter.device == device for parameter in module.parameters())
+    residency.restore()

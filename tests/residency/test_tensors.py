@@ -237,3 +237,11 @@ def test_a_new_tensor_attribute_is_growth_and_a_replaced_one_a_change(block):
     assert (tables.changed(), tables.grown()) == (False, True)
     block.plain = torch.ones(1)
     assert tables.changed()
+
+
+def test_a_tensor_whose_storage_was_cut_short_is_refused_by_name(holding):
+    module = holding(torch.ones(8))
+    entries, _ = collect({"m": module})
+    module.p0.untyped_storage().resize_(16)
+    with pytest.raises(OffloadConfigError, match=r"m\.p0"):
+        group_by_bytes(entries)
