@@ -5,7 +5,7 @@ from typing import Any
 from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
 
 from omni_offload.testing import PipelineCase
-from pipelines.qwen_image.pipeline_qwen_image import OmniQwenImagePipeline
+from pipelines.qwen_image.pipeline_qwen_image import OmniQwenImagePipeline, forget_positions
 from pipelines.tiny.components import TEXT_WIDTH, ready
 from pipelines.tiny.inputs import as_tensors
 from pipelines.tiny.language import qwen25_vl_encoder
@@ -45,6 +45,7 @@ def _transformer() -> Any:
 
 
 def _make_pipeline() -> OmniQwenImagePipeline:
+    forget_positions()  # of whatever ran before in this process
     with seeded(25):
         pipeline = OmniQwenImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),

@@ -10,7 +10,7 @@ from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
 
-__all__ = ["OmniQwenImagePipeline"]
+__all__ = ["OmniQwenImagePipeline", "forget_positions"]
 
 
 class OmniQwenImagePipeline(OmniOffloadMixin, QwenImagePipeline):
@@ -40,17 +40,17 @@ class OmniQwenImagePipeline(OmniOffloadMixin, QwenImagePipeline):
         Upstream keeps the DiT's rotary frequencies per device, for ever. While the DiT is on the device, its own tensors are
         what `.to(device)` returns and what is kept; once it is back on the host, a resident run would be handed these.
         """
-        _forget_positions()
+        forget_positions()
         try:
             return super().__call__(*args, **kwargs)
         except BaseException:
             self.vae.clear_cache()
             raise
         finally:
-            _forget_positions()
+            forget_positions()
 
 
-def _forget_positions() -> None:
+def forget_positions() -> None:
     """Empty the caches of `QwenEmbedRope`'s methods. They are functions' own, and shared by all its instances."""
     for method in (QwenEmbedRope._get_device_freqs, QwenEmbedRope._compute_video_freqs):  # noqa: SLF001  (that is where they are)
         cached = inspect.getclosurevars(method).nonlocals["cached"]

@@ -9,14 +9,14 @@ from diffusers import QwenImagePipeline
 from omni_offload.testing import sim
 from omni_offload.testing.observe import device_size
 from pipelines.qwen_image.cases import QWEN_IMAGE
-from pipelines.qwen_image.pipeline_qwen_image import _forget_positions
+from pipelines.qwen_image.pipeline_qwen_image import forget_positions
 
 
 @pytest.fixture(autouse=True)
 def no_positions():
     """Upstream's cache of positions belongs to the process: what a resident run leaves there is device memory."""
     yield
-    _forget_positions()
+    forget_positions()
 
 
 @pytest.fixture
