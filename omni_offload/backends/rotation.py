@@ -107,7 +107,7 @@ class Rotation:
         """Make the host masters, and bring to the device what stays there. A failure or interrupt leaves it to `give_up`."""
         sizes = sorted(self.members.values(), key=lambda member: -member.owner.residency.host_bytes)
         limit = self.context.host_limit
-        if limit is not None and sum(member.owner.residency.padded_bytes for member in sizes) > limit:
+        if limit is not None and sum(member.owner.residency.master_bytes for member in sizes) > limit:
             self.context.reserve_staging()
         for member in sizes:
             member.owner.residency.prepare(keep_origin=True)

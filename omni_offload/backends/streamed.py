@@ -116,6 +116,11 @@ class StreamedResidency(ModuleResidency):
 
     @property
     @override
+    def master_bytes(self) -> int:
+        return super().master_bytes + sum(block.master_bytes for block in self.blocks)
+
+    @property
+    @override
     def device_bytes(self) -> int:
         return super().device_bytes + self.ring.pool.nbytes
 

@@ -107,6 +107,11 @@ class ManagedTensors:
         return sum(map(align, self._sizes))
 
     @property
+    def master_bytes(self) -> int:
+        """Host bytes that the masters take, with every group rounded up to the alignment."""
+        return sum(map(align, self._sizes))
+
+    @property
     def device_bytes(self) -> int:
         """Bytes of the device copies held now, padding included."""
         return sum(align(group.nbytes) for group in self._groups or () if self in group.holders and group.placed)

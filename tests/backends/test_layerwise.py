@@ -310,6 +310,15 @@ def test_number_of_residents_that_does_not_fit(make, device):
         pipe.enable_omni_offload("layer", device=device, device_memory=budget, layer_options={"dit": {"resident_layers": 4}})
 
 
+def test_host_memory_for_a_part_of_the_weights(kit, make, device):
+    """Weights beyond `host_memory` go through a staging ring, which is reserved first: small blocks come last, and leave it no room."""
+    pipe = make()
+    pipe.transformer = Stack(depth=3, width=16).requires_grad_(False)
+    limit = sum(kit.padded(module) for module in (pipe.text_encoder, pipe.transformer, pipe.vae)) - 64
+    with pipe.enable_omni_offload("layer", device=device, host_memory=limit) as backend:
+        assert 0 < backend.report().pinned_host_bytes <= limit
+
+
 def test_all_resident(make, device, x):
     """Zero streamed blocks is allowed: there are no slots then."""
     plain, pipe = make(), make()
