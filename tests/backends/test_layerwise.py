@@ -315,7 +315,7 @@ def test_host_memory_for_a_part_of_the_weights(kit, make, device):
     pipe = make()
     pipe.transformer = Stack(depth=3, width=16).requires_grad_(False)
     limit = sum(kit.padded(module) for module in (pipe.text_encoder, pipe.transformer, pipe.vae)) - 64
-    with pipe.enable_omni_offload("layer", device=device, host_memory=limit) as backend:
+    with pipe.enable_omni_offload("layer", device=device, slots=2, host_memory=limit) as backend:
         assert 0 < backend.report().pinned_host_bytes <= limit
 
 
