@@ -405,8 +405,8 @@ RESIDENCY = (
     Mutant(
         "padding-not-counted",
         "residency/managed.py",
-        "return sum(map(align, self._sizes))",
-        "return sum(self._sizes)",
+        '"""Device bytes that loading takes, with every group rounded up to the alignment."""\n        return sum(map(align, self._sizes))',
+        '"""Device bytes that loading takes, with every group rounded up to the alignment."""\n        return sum(self._sizes)',
         "a budget leaves the padding out",
         ("tests/residency/test_module.py::test_bytes_are_exact_on_the_host_and_padded_on_the_device",),
     ),
