@@ -119,6 +119,7 @@ def check(  # noqa: PLR0913  (options of a command line)
     checks: Annotated[list[str] | None, typer.Option(metavar="NAME,...", help="Only these checks; may be repeated.")] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try everything where a seeded sample is the default.")] = False,
     seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    mode: Annotated[str, typer.Option(help="How weights are moved: module, or layer.")] = "module",
     device: Annotated[str | None, typer.Option(help="An accelerator; left out: the simulated one.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="fp32, bf16 or fp16; may be repeated. Left out: as each case makes it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for all cases.")] = False,
@@ -138,6 +139,7 @@ def check(  # noqa: PLR0913  (options of a command line)
         exhaustive=exhaustive,
         seed=seed,
         device=device,
+        mode=mode,
         dtypes=dtype or [],
         each=(lambda _: None) if as_json else (lambda checked: show_case(checked, console)),
     )

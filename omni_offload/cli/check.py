@@ -20,6 +20,7 @@ from omni_offload.cli.places import SIM, Kind, choose_place, fewer_threads
 from omni_offload.cli.problems import InputError
 from omni_offload.cli.progress import PREPARING, shown_wait
 from omni_offload.cli.verdict import CheckedCase, Verdict
+from omni_offload.config import OffloadMode
 from omni_offload.testing import CheckReport, CheckResult, Outcome, all_checks, check_pipeline
 from omni_offload.testing.casting import type_name
 from omni_offload.testing.runner import rule_of
@@ -27,6 +28,7 @@ from omni_offload.testing.runner import rule_of
 __all__ = ["run_checks"]
 
 _PREFIX = "check_"
+_MODES = ("module", "layer")
 _DTYPES = {
     **dict.fromkeys(("fp32", "float32"), torch.float32),
     **dict.fromkeys(("bf16", "bfloat16"), torch.bfloat16),
@@ -42,6 +44,7 @@ def run_checks(  # noqa: PLR0913  (options of a command line)
     exhaustive: bool,
     seed: int,
     device: str | None,
+    mode: str,
     dtypes: Sequence[str],
     each: Callable[[CheckedCase], None],
 ) -> Verdict:
@@ -53,6 +56,7 @@ def run_checks(  # noqa: PLR0913  (options of a command line)
         InputError: Something that the user can put right.
     """
     names = _check_names(checks)
+    moved = _mode(mode)
     types: list[torch.dtype | None] = [_dtype(name) for name in dict.fromkeys(dtypes)] or [None]
     start, console = time.perf_counter(), Console(stderr=True)
     verdict = Verdict(seed=seed, exhaustive=exhaustive)
@@ -63,7 +67,8 @@ def run_checks(  # noqa: PLR0913  (options of a command line)
                 raise InputError(f"--device {device}: the contract is about what an accelerator holds; give {SIM} or an accelerator")
             subjects, verdict.without_cases = find_subjects(targets, every=every)
         for subject, dtype in ((subject, dtype) for subject in subjects for dtype in types):
-            run = _Run(subject=subject, dtype=dtype, names=names, device=str(place.device), console=console, stopped=stopped)
+            device_name = str(place.device)
+            run = _Run(subject=subject, dtype=dtype, mode=moved, names=names, device=device_name, console=console, stopped=stopped)
             verdict.cases.append(run.checked(exhaustive=exhaustive, seed=seed))
             each(verdict.cases[-1])
             if stopped:
@@ -93,6 +98,12 @@ def _check_names(given: Sequence[str] | None) -> list[str]:
     return [name for name in known if name in whole]
 
 
+def _mode(name: str) -> OffloadMode:
+    if name not in _MODES:
+        raise InputError(f"--mode {name!r} is none that the contract is run in; give {' or '.join(_MODES)}")
+    return OffloadMode(name)
+
+
 def _dtype(name: str) -> torch.dtype:
     if name not in _DTYPES:
         raise InputError(f"--dtype {name!r} is no type to check in; give fp32, bf16 or fp16")
@@ -101,9 +112,10 @@ def _dtype(name: str) -> torch.dtype:
 
 @attrs.frozen(kw_only=True)
 class _Run:
-    """One case on one device in one type."""
+    """One case on one device, in one type and mode."""
 
     subject: Subject
+    mode: OffloadMode
     dtype: torch.dtype | None
     names: list[str]
     device: str
@@ -131,11 +143,20 @@ class _Run:
                 if result.check in self.names:
                     shown(result.check, 1)
 
-            check_pipeline(case, device=self.device, checks=self.names, exhaustive=exhaustive, seed=seed, begin=begin, done=done)
+            check_pipeline(
+                case,
+                device=self.device,
+                checks=self.names,
+                exhaustive=exhaustive,
+                seed=seed,
+                mode=self.mode,
+                begin=begin,
+                done=done,
+            )
         return CheckedCase(
             target=self.subject.target,
             dtype=None if self.dtype is None else type_name(self.dtype),
-            report=CheckReport(case=case.name, device=self.device, results=(*results, *_missing(results))),
+            report=CheckReport(case=case.name, device=self.device, mode=self.mode.value, results=(*results, *_missing(results))),
             seconds=time.perf_counter() - start,
         )
 

@@ -44,8 +44,9 @@ class CheckedCase:
 
     @property
     def title(self) -> str:
-        """The case, and where it ran."""
-        return f"{self.report.case} on {self.report.device}"
+        """The case, the mode where it is not the default, and where it ran."""
+        mode = "" if self.report.mode == "module" else f" in mode {self.report.mode}"
+        return f"{self.report.case}{mode} on {self.report.device}"
 
 
 @attrs.define(kw_only=True)

@@ -2,18 +2,21 @@
 
 import contextlib
 import gc
+import operator
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
 from omni_offload.backends import owns_its_offload
+from omni_offload.config import OffloadMode
 from omni_offload.errors import ContractViolation
 from omni_offload.factory import get_offload_backend
 from omni_offload.plan import Treatment
 from omni_offload.testing.case import PipelineCase
 from omni_offload.testing.facts import NotRun
+from omni_offload.testing.layout import Layout, layout_of
 from omni_offload.testing.observe import Snapshot, Target, bytes_on, device_size, same_values
 from omni_offload.testing.reference import Reference, make_reference
 from omni_offload.testing.subject import Subject
@@ -41,18 +44,22 @@ class Bench(Subject):
     Args:
         case: What is checked.
         device: An accelerator.
+        mode: How weights are moved where a check asks for nothing else.
         exhaustive: As the attribute.
         seed: Of the samples.
     """
 
-    def __init__(self, case: PipelineCase, device: torch.device, *, exhaustive: bool = False, seed: int = 0) -> None:
-        super().__init__(case, device)
+    def __init__(
+        self, case: PipelineCase, device: torch.device, *, mode: OffloadMode = OffloadMode.MODULE, exhaustive: bool = False, seed: int = 0
+    ) -> None:
+        super().__init__(case, device, mode=mode)
         self.exhaustive = exhaustive
         self.check = ""
         self.note = ""
         self.races: list[str] = []
         self.least_budget: int | None = None
         self._seed = seed
+        self._streams: bool | None = None
         self._reference: Reference | Exception = Unprepared("call prepare() first")
         self._disable: dict[int, Callable[[], None]] = {}
         self._staying: dict[int, set[str]] = {}
@@ -99,8 +106,8 @@ class Bench(Subject):
             self.disable(pipeline)
 
     def by_hand(self, pipeline: Any) -> bool:
-        """Whether the pipeline wrote its pair of model-level methods itself."""
-        return owns_its_offload(pipeline)
+        """Whether the pipeline moves its weights itself: in mode `module`, by a pair of methods that it wrote."""
+        return self.mode is OffloadMode.MODULE and owns_its_offload(pipeline)
 
     def staying(self, pipeline: Any, **keys: Any) -> set[str]:
         """Return the components that are on the device while offload is enabled."""
@@ -115,11 +122,38 @@ class Bench(Subject):
         return {path, *(name for names in self.plan(pipeline).co_residents if path in names for name in names)}
 
     def largest_group(self, pipeline: Any, staying: set[str]) -> int:
-        """Return the device bytes of the largest group of components that move together."""
-        components = self.components(pipeline)
-        rotating = set(components) - staying
-        sizes = [device_size([components[name] for name in self.group(pipeline, path) & rotating]) for path in rotating]
-        return max(sizes, default=0)
+        """Return the device bytes that the largest group of components that move together takes while it is used."""
+        rotating = set(self.components(pipeline)) - staying
+        return max((self.turn(pipeline, self.group(pipeline, path) & rotating) for path in rotating), default=0)
+
+    def turn(self, pipeline: Any, paths: Iterable[str]) -> int:
+        """Return the device bytes that some components take while they are used: all of each, or the rest and the slots.
+
+        Args:
+            pipeline: The pipeline; its weights are on the host.
+            paths: The components; what is none is left out.
+        """
+        components, streaming = self.components(pipeline), self.layouts(pipeline)
+        paths = components.keys() & paths
+        whole = device_size([components[path] for path in paths - streaming.keys()])
+        return whole + sum(streaming[path].turn for path in paths & streaming.keys())
+
+    def layouts(self, pipeline: Any, **keys: Any) -> dict[str, Layout]:
+        """Return, by path, what is the rest and what travels with which block of the components that stream; none in mode `module`."""
+        plan = self.plan(pipeline, **keys)
+        streaming = plan.treated(Treatment.STREAM)
+        return {c.path: layout_of(pipeline, c, operator.attrgetter(c.path)(pipeline), slots=plan.config.slots) for c in streaming}
+
+    def require_streaming(self) -> None:
+        """Require, in mode `layer`, that a component streams: without one the run would be that of mode `module`.
+
+        Raises:
+            NotRun: Nothing streams; the reason says what is to be declared.
+        """
+        if self.mode is OffloadMode.LAYER and self._streams is None:
+            self._streams = self.not_streaming(self.fresh()) is not None
+        if self._streams is False:
+            raise NotRun("no component of the pipeline streams: no stack of two or more blocks is declared; see OffloadPlan.block_attrs")
 
     # ---- the resident run ----------------------------------------------------------------------------------------------------
 

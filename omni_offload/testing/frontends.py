@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+from omni_offload.config import OffloadMode
 from omni_offload.errors import ContractViolation
 from omni_offload.testing.bench import Bench
 from omni_offload.testing.case import PipelineCase
@@ -20,15 +21,20 @@ class BoundCheck:
         case: The case.
         check: The check.
         bench: Returns the case's bench, which all its checks share.
+        mode: How weights are moved.
     """
 
-    def __init__(self, case: PipelineCase, check: Check, bench: Callable[[], Bench]) -> None:
+    def __init__(
+        self, case: PipelineCase, check: Check, bench: Callable[[], Bench], *, mode: OffloadMode | str = OffloadMode.MODULE
+    ) -> None:
         self.case = case
+        self.mode = OffloadMode(mode)
         self.check = check
         self._bench = bench
 
     def __repr__(self) -> str:
-        return f"{self.case.name}-{self.check.__name__}"
+        mode = "" if self.mode is OffloadMode.MODULE else f"-{self.mode.value}"
+        return f"{self.case.name}{mode}-{self.check.__name__}"
 
     def __call__(self) -> None:
         """Run it: pass, skip with the reason, or fail.
@@ -47,23 +53,24 @@ class BoundCheck:
             raise ContractViolation(f"{result.check} {result.outcome.value}: {result.reason}")
 
 
-def _bound(cases: Iterable[PipelineCase], device: Any, *, exhaustive: bool) -> list[BoundCheck]:
+def _bound(cases: Iterable[PipelineCase], device: Any, *, mode: OffloadMode | str, exhaustive: bool) -> list[BoundCheck]:
     bound = []
     for case in cases:
         refuse_unknown_failures(case)
-        bench = functools.cache(functools.partial(make_bench, case, device, exhaustive=exhaustive))
-        bound += [BoundCheck(case, check, bench) for check in all_checks()]
+        bench = functools.cache(functools.partial(make_bench, case, device, mode=mode, exhaustive=exhaustive))
+        bound += [BoundCheck(case, check, bench, mode=mode) for check in all_checks()]
     return bound
 
 
 def parametrize_with_checks(
-    cases: Sequence[PipelineCase], *, device: Any = None, exhaustive: bool = False
+    cases: Sequence[PipelineCase], *, device: Any = None, mode: OffloadMode | str = OffloadMode.MODULE, exhaustive: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator for a test that takes `check` and calls it: one test for every check on every case.
 
     Args:
         cases: The cases.
         device: As for `check_pipeline`.
+        mode: As for `check_pipeline`.
         exhaustive: As for `check_pipeline`.
 
     Raises:
@@ -71,7 +78,7 @@ def parametrize_with_checks(
     """
     import pytest  # noqa: PLC0415  (only where pytest runs)
 
-    bound = _bound(cases, device, exhaustive=exhaustive)
+    bound = _bound(cases, device, mode=mode, exhaustive=exhaustive)
     return pytest.mark.parametrize("check", bound, ids=map(repr, bound))
 
 
@@ -81,11 +88,13 @@ class PipelineContractTests:
     Attributes:
         cases: The cases.
         device: As for `check_pipeline`.
+        mode: As for `check_pipeline`.
         exhaustive: As for `check_pipeline`.
     """
 
     cases: ClassVar[Sequence[PipelineCase]] = ()
     device: ClassVar[Any] = None
+    mode: ClassVar[OffloadMode | str] = OffloadMode.MODULE
     exhaustive: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -96,5 +105,5 @@ class PipelineContractTests:
             check()
 
         test_contract.__doc__ = "The pipeline keeps one rule of the contract."
-        decorate = parametrize_with_checks(cls.cases, device=cls.device, exhaustive=cls.exhaustive)
+        decorate = parametrize_with_checks(cls.cases, device=cls.device, mode=cls.mode, exhaustive=cls.exhaustive)
         cls.test_contract = decorate(test_contract)  # type: ignore[attr-defined]  # what pytest collects

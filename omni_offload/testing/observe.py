@@ -20,6 +20,7 @@ __all__ = [
     "copied_to",
     "device_size",
     "same_values",
+    "span_of",
     "tensors_in",
     "tensors_of",
     "watching",
@@ -98,7 +99,7 @@ def bytes_on(module: torch.nn.Module, device: torch.device) -> list[str]:
 
 def device_size(modules: Iterable[torch.nn.Module], *, alignment: int = _ALIGNMENT) -> int:
     """Return the device bytes that modules need at most: distinct byte ranges, each rounded up, in allocations of 512 bytes."""
-    spans = sorted({_span(tensor) for module in modules for tensor in _moving(module) if tensor.numel()})
+    spans = sorted({span_of(tensor) for module in modules for tensor in _moving(module) if tensor.numel()})
     total, end = 0, -1
     for start, stop in spans:
         if start >= end:
@@ -117,7 +118,8 @@ def _moving(module: torch.nn.Module) -> Iterator[torch.Tensor]:
         yield from (value for name, value in state.items() if isinstance(value, torch.Tensor) and name not in computed)
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte, and of the one after its last."""
     reach = sum((size - 1) * abs(stride) for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.itemsize
 
@@ -152,7 +154,7 @@ class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def _is_weight(self, place: int) -> bool:
         bound = (t for m in self._modules for t in tensors_of(m).values() if t.device == self._bench.device and t.numel())
-        return any(first <= place < end for first, end in map(_span, bound))
+        return any(first <= place < end for first, end in map(span_of, bound))
 
 
 @attrs.frozen

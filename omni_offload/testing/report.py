@@ -51,12 +51,19 @@ class CheckReport:
     Attributes:
         case: The case's name.
         device: The device that it ran on.
+        mode: How weights were moved: `module` or `layer`.
         results: One result for every check.
     """
 
     case: str
     device: str
+    mode: str = "module"
     results: tuple[CheckResult, ...]
+
+    @property
+    def title(self) -> str:
+        """The case, how weights were moved where that is not by whole components, and where it ran."""
+        return f"{self.case!r}{'' if self.mode == 'module' else f' in mode {self.mode}'} on {self.device}"
 
     def named(self, outcome: Outcome) -> tuple[str, ...]:
         """Return the names of the checks that ended so."""
@@ -75,15 +82,13 @@ class CheckReport:
         """
         if self.failures:
             lines = [f"  {result.check} {result.outcome.value}: {result.reason}" for result in self.failures]
-            raise ContractViolation(
-                f"case {self.case!r} on {self.device}: {len(lines)} of {len(self.results)} checks failed:\n" + "\n".join(lines)
-            )
+            raise ContractViolation(f"case {self.title}: {len(lines)} of {len(self.results)} checks failed:\n" + "\n".join(lines))
 
     def to_json(self) -> str:
         """Return everything as a JSON object."""
         results = [{**attrs.asdict(result), "outcome": result.outcome.value} for result in self.results]
         counts = {outcome.value: len(self.named(outcome)) for outcome in Outcome}
-        return json.dumps({"case": self.case, "device": self.device, "counts": counts, "results": results}, indent=2)
+        return json.dumps({"case": self.case, "device": self.device, "mode": self.mode, "counts": counts, "results": results}, indent=2)
 
     def __str__(self) -> str:
         width = max((len(result.check) for result in self.results), default=5)
@@ -93,7 +98,7 @@ class CheckReport:
         ]
         counts = ", ".join(f"{len(names)} {outcome.value}" for outcome in Outcome if (names := self.named(outcome)))
         head = f"{'check':<{width}}  {'outcome':<16}  {'time/s':>6}  reason"
-        return "\n".join([f"contract of {self.case!r} on {self.device}: {counts or 'no checks'}", head, *rows])
+        return "\n".join([f"contract of {self.title}: {counts or 'no checks'}", head, *rows])
 
 
 def _one_line(text: str) -> str:

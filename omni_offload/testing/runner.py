@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from omni_offload.accelerator import resolve_device
-from omni_offload.errors import OffloadConfigError
+from omni_offload.config import OffloadMode
+from omni_offload.errors import OffloadConfigError, quoted
 from omni_offload.testing.bench import Bench, NotRun
 from omni_offload.testing.case import PipelineCase
 from omni_offload.testing.casting import type_name
@@ -40,6 +41,7 @@ def check_pipeline(  # noqa: PLR0913  (options, all with defaults)
     exhaustive: bool = False,
     seed: int = 0,
     dtype: torch.dtype | None = None,
+    mode: OffloadMode | str = OffloadMode.MODULE,
     begin: Callable[[str], None] = lambda _: None,
     done: Callable[[CheckResult], None] = lambda _: None,
 ) -> CheckReport:
@@ -52,6 +54,7 @@ def check_pipeline(  # noqa: PLR0913  (options, all with defaults)
         exhaustive: Try every line, allocation and registration where the default is a seeded sample.
         seed: Of the samples.
         dtype: Check the case in this floating type, as `case.cast(dtype)` says; None: as it is.
+        mode: How weights are moved: `module`, or `layer`, in which every check that does not apply where nothing streams is NOT_RUN.
         begin: Called with the name of every check that is asked for, before it runs.
         done: Called with every result, in the order of the report; what it or `begin` raises ends the run.
 
@@ -59,12 +62,12 @@ def check_pipeline(  # noqa: PLR0913  (options, all with defaults)
         A result for every check of `all_checks()`; those that were not asked for are NOT_RUN.
 
     Raises:
-        OffloadConfigError: A name, here or in the case's expected failures, is no check's.
+        OffloadConfigError: A name, here or in the case's expected failures, is no check's; or the mode is neither.
     """
     asked = _asked(checks)
     refuse_unknown_failures(case, extra=[check.__name__ for check in asked])
     case = case if dtype is None else case.cast(dtype)
-    bench = make_bench(case, device, exhaustive=exhaustive, seed=seed)
+    bench = make_bench(case, device, mode=mode, exhaustive=exhaustive, seed=seed)
     results = []
     for check in (*CHECKS, *(check for check in asked if check not in CHECKS)):
         if check in asked:
@@ -73,16 +76,29 @@ def check_pipeline(  # noqa: PLR0913  (options, all with defaults)
         else:
             results.append(_result(check, Outcome.NOT_RUN, "not asked for"))
         done(results[-1])
-    return CheckReport(case=case.name, device=str(bench.device), results=tuple(results))
+    return CheckReport(case=case.name, device=str(bench.device), mode=bench.mode.value, results=tuple(results))
 
 
-def make_bench(case: PipelineCase, device: torch.device | str | None = None, *, exhaustive: bool = False, seed: int = 0) -> Bench:
-    """Return a bench on a device; None: on the simulated accelerator, which is built on first use."""
+def make_bench(
+    case: PipelineCase,
+    device: torch.device | str | None = None,
+    *,
+    mode: OffloadMode | str = OffloadMode.MODULE,
+    exhaustive: bool = False,
+    seed: int = 0,
+) -> Bench:
+    """Return a bench on a device; None: on the simulated accelerator, which is built on first use.
+
+    Raises:
+        OffloadConfigError: The mode is not `module`, nor `layer`.
+    """
+    if mode not in (OffloadMode.MODULE, OffloadMode.LAYER):
+        raise OffloadConfigError(f"the contract was asked for in mode {quoted(mode)}; give 'module' or 'layer'")
     if device is None:
         from omni_offload.testing import sim  # noqa: PLC0415  (built on first use)
 
         device = sim.install()
-    return Bench(case, resolve_device(device), exhaustive=exhaustive, seed=seed)
+    return Bench(case, resolve_device(device), mode=OffloadMode(mode), exhaustive=exhaustive, seed=seed)
 
 
 def run_check(check: Check, bench: Bench) -> CheckResult:
@@ -93,6 +109,7 @@ def run_check(check: Check, bench: Bench) -> CheckResult:
     with _default_settings(bench):
         bench.prepare()
         try:
+            bench.require_streaming()
             _require_type_that_runs(bench)
             check(bench)
         except NotRun as why:

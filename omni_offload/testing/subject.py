@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from omni_offload.config import OffloadConfig, make_config
-from omni_offload.discovery import discover_components
+from omni_offload.config import OffloadConfig, OffloadMode, make_config
+from omni_offload.discovery import Problems, discover_components, find_components
 from omni_offload.errors import ContractViolation
-from omni_offload.plan import ResolvedOffloadPlan, resolve_offload_plan
+from omni_offload.plan import ResolvedOffloadPlan, Treatment, resolve_offload_plan
+from omni_offload.plan.declared import pipeline_plan
+from omni_offload.plan.treatment import ComponentPlanner
 from omni_offload.testing.case import PipelineCase
 from omni_offload.testing.facts import DeviceFacts
 from omni_offload.testing.observe import Target, watching
@@ -24,15 +26,18 @@ class Subject(DeviceFacts):
 
     Attributes:
         case: The case.
+        mode: How weights are moved where a check asks for nothing else.
 
     Args:
         case: What is checked.
         device: An accelerator.
+        mode: As the attribute.
     """
 
-    def __init__(self, case: PipelineCase, device: torch.device) -> None:
+    def __init__(self, case: PipelineCase, device: torch.device, *, mode: OffloadMode = OffloadMode.MODULE) -> None:
         super().__init__(device)
         self.case = case
+        self.mode = mode
         self._made: list[Any] = []
 
     def fresh(self) -> Any:
@@ -105,14 +110,34 @@ class Subject(DeviceFacts):
             module.to(self.device)
 
     def config(self, **keys: Any) -> OffloadConfig:
-        """Return the configuration of some selector keys; mode `module` unless another is given."""
-        return make_config({"mode": "module", **keys})
+        """Return the configuration of some selector keys; the bench's mode unless another is given.
+
+        In mode `layer` there are two slots, the fewest, so that the blocks of small models take turns in them too.
+        """
+        mode = OffloadMode(keys.pop("mode", self.mode))
+        return make_config({"mode": mode, **({"slots": 2} if mode is OffloadMode.LAYER else {}), **keys})
 
     def plan(self, pipeline: Any, **keys: Any) -> ResolvedOffloadPlan:
         """Return what enabling would do."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             return resolve_offload_plan(pipeline, self.config(**keys))
+
+    def not_streaming(self, pipeline: Any) -> dict[str, str] | None:
+        """Return the DiTs with weights that do not stream in mode `layer`, each with the reason; None where nothing at all streams.
+
+        What is wrong with the declarations is left to the checks: nothing is told of it here.
+        """
+        problems = Problems("")
+        config = self.config(mode=OffloadMode.LAYER)
+        planner = ComponentPlanner(pipeline=pipeline, config=config, plan=pipeline_plan(pipeline, problems), problems=problems)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            planned = [planner.plan_component(component) for component in find_components(pipeline, problems)]
+        if not problems.found and all(component.treatment is not Treatment.STREAM for component in planned):
+            return None
+        rotating = (component for component in planned if component.kind == "dit" and component.treatment is Treatment.ROTATE)
+        return {component.path: component.reason for component in rotating if component.weight_bytes}
 
     def count_uses(self, pipeline: Any, body: Callable[[], Any]) -> list[Use]:
         """Run a function and return the uses of components in it; a method within another of its component is none of its own."""

@@ -107,7 +107,7 @@ def test_the_json_has_every_check_and_its_schema(check_json, mine):
     assert status == 0
     assert set(told) == {"good", "interrupted", "seed", "exhaustive", "seconds", "counts", "without_cases", "cases"}
     (case,) = told["cases"]
-    assert set(case) == {"target", "dtype", "seconds", "case", "device", "counts", "results"}
+    assert set(case) == {"target", "dtype", "seconds", "case", "device", "mode", "counts", "results"}
     assert [result["check"] for result in case["results"]] == [check.__name__ for check in all_checks()]
     assert all(set(result) == {"check", "rule", "outcome", "reason", "seconds"} for result in case["results"])
     assert (told["good"], told["interrupted"], told["seed"], told["exhaustive"]) == (True, False, 0, False)
@@ -216,6 +216,25 @@ def test_several_types_are_checked_one_after_the_other(check_json, mine):
     assert all(outcomes(case) == {"check_numerics": "PASSED"} for case in told["cases"])
 
 
+def test_layer_mode_is_checked_and_told(cli, check_json):
+    status, told = check_json("digits", "--mode", "layer", "--checks", "numerics")
+    assert status == 0
+    assert [case["mode"] for case in told["cases"]] == ["layer"]
+    assert outcomes(told["cases"][0]) == {"check_numerics": "PASSED"}
+    status, out, _ = cli("check", "digits", "--mode", "layer", "--checks", "protocols")
+    assert status == 0
+    assert "digits in mode layer on sim:0: 1 PASSED" in out
+
+
+def test_where_nothing_streams_no_check_of_layer_mode_counts_as_passed(check_json, mine):
+    status, told = check_json(mine("GOOD"), "--mode", "layer")
+    assert status == 0
+    assert told["counts"]["NOT_RUN"] == len(all_checks())
+    assert {result["reason"] for result in told["cases"][0]["results"]} == {
+        "no component of the pipeline streams: no stack of two or more blocks is declared; see OffloadPlan.block_attrs"
+    }
+
+
 # ---- bad input -----------------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +254,7 @@ def test_several_types_are_checked_one_after_the_other(check_json, mine):
         (("digits", "--checks", "xyzzy"), "there are: check_case"),
         (("digits", "--checks", ","), "names no check"),
         (("digits", "--dtype", "int8"), "fp32, bf16 or fp16"),
+        (("digits", "--mode", "auto"), "give module or layer"),
         (("digits", "--device", "cpu"), "give sim or an accelerator"),
         (("digits", "--device", "gpu"), "--device"),
         (("digits", "--seed", "x"), "--seed"),

@@ -48,11 +48,10 @@ def check_residency(bench: Bench) -> None:
         bench.fail("the same uses of components as in a resident run", [use.name for use in uses])
     if not bench.simulated:
         return
+    turns = {path: bench.turn(pipeline, bench.group(pipeline, path) - staying) for path in {use.path for use in uses}}
     for use, resident in zip(uses, bench.reference.uses, strict=True):
         held = use.allocated - base - (resident.allocated - bench.reference.start)
-        group = bench.group(pipeline, use.path) - staying
-        turn = device_size([components[name] for name in group if name in components])
-        allowed = stays + _SLACK + (turn or bench.largest_group(pipeline, staying))
+        allowed = stays + _SLACK + (turns[use.path] or bench.largest_group(pipeline, staying))
         if held > allowed:
             bench.fail(f"at most {allowed} bytes of weights on the device during {use.name}", f"{held}", component=use.path)
 
