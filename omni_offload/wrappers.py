@@ -3,18 +3,27 @@
 import contextlib
 import functools
 import inspect
+import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from omni_offload.compiler import Compiler, call_compiled, left_alone, switch_off, switch_on
 from omni_offload.errors import OffloadStateError
 
-__all__ = ["LeftOutOfCopies", "MethodWrapper", "StateWithoutHooks"]
+__all__ = ["COMPILED", "DISPATCH", "LeftOutOfCopies", "MethodWrapper", "StateWithoutHooks"]
+
+#: What a module's call goes through (it runs the torch hooks of users around `forward`), and what stands for it once the module is
+#: compiled.
+DISPATCH, COMPILED = "_call_impl", "_compiled_call_impl"
+_CALLS = frozenset({DISPATCH, COMPILED})
 
 _MISSING = object()
 _GETSTATE = "__getstate__"
+_ASIDE = threading.Lock()
 
 
 class LeftOutOfCopies:
@@ -40,16 +49,66 @@ class MethodWrapper:
         self._module = weakref.ref(module)
         self.method = method
         self._previous: Any = module.__dict__.get(method, _MISSING)
+        self._aside: set[object] = set()
 
+    @property
+    def __code__(self) -> types.CodeType:
+        """Makes a wrapped method one that torch.compile takes."""
+        return type(self).__call__.__code__
+
+    @left_alone("omni_offload brings the weights here; compile what streams by its blocks (compile_repeated_blocks), or without fullgraph")
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the method within the hooks, or, once retired, alone."""
+        compiler = switch_off()
+        if compiler is None and self.method != COMPILED:
+            module, original = self._find()
+            return original(*args, **kwargs) if self._run is None else self._run(module, self.method, original, args, kwargs)
+        try:
+            return self._call_compiled(compiler, args, kwargs)
+        finally:
+            switch_on(compiler)
+
+    def _find(self) -> tuple[torch.nn.Module, Callable[..., Any]]:
         module = self._module()
         if module is None:
             raise OffloadStateError(f"{self.method!r} was called on a module that no longer exists")
-        original = _own_method(module, self.method) if self._previous is _MISSING else self._previous  # another library's callable
+        return module, _own_method(module, self.method) if self._previous is _MISSING else self._previous  # another library's callable
+
+    def _call_compiled(self, compiler: Compiler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the method, with the compiler on, within the hooks: those of `forward` where it stands for a call of the module."""
+        module, original = self._find()
         if self._run is None:
-            return original(*args, **kwargs)
-        return self._run(module, self.method, original, args, kwargs)
+            return call_compiled(compiler, original, *args, **kwargs)
+        method = "forward" if self.method in _CALLS else self.method
+        return self._run(module, method, functools.partial(self._call_bare, module, compiler, original), args, kwargs)
+
+    def _call_bare(self, module: torch.nn.Module, compiler: Compiler, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the method with the compiler on; a compiled call sees the module without the wrapper of `forward`, and is one graph."""
+        forward = module.__dict__.get("forward") if self.method in _CALLS else None
+        if not isinstance(forward, MethodWrapper):
+            return call_compiled(compiler, original, *args, **kwargs)
+        use = object()
+        try:
+            forward.step_aside(use)
+            return call_compiled(compiler, original, *args, **kwargs)
+        finally:
+            forward.come_back(use)
+
+    def step_aside(self, use: object) -> None:
+        """Take the wrapper out of the module's `__dict__`, until every use that asked for it is over."""
+        state = self._find()[0].__dict__
+        with _ASIDE:
+            self._aside.add(use)
+            if state.get(self.method) is self:
+                self.put_back(state)
+
+    def come_back(self, use: object) -> None:
+        """End a use that asked the wrapper to step aside. Idempotent; what was put in its place meanwhile is left alone."""
+        state = self._find()[0].__dict__
+        with _ASIDE:
+            self._aside.discard(use)
+            if not self._aside and self._run is not None and state.get(self.method, _MISSING) is self._previous:
+                state[self.method] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy as the module's own method, where the wrapper is copied by itself or its module's class copies `__dict__` itself."""

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from omni_offload.backends.entry import DISPATCH, EntryHook, has_torch_hooks
+from omni_offload.backends.entry import EntryHook, has_torch_hooks
 from omni_offload.backends.owners import Member
 from omni_offload.backends.rotation import Rotation
 from omni_offload.backends.streamed import StreamedResidency
+from omni_offload.wrappers import DISPATCH
 
 __all__ = ["BlockHook", "block_hooks"]
 
@@ -45,13 +46,14 @@ class BlockHook(EntryHook):
         self._entered[-1] = outside
         if outside:
             args, kwargs = super().pre_forward(module, method, args, kwargs)
-        self._ring.enter(self._index)
+        if self._index in self._ring.blocks:  # else it became a resident one
+            self._ring.enter(self._index)
         return args, kwargs
 
     @override
     def post_forward(self, module: torch.nn.Module, method: str, output: Any) -> Any:
         outside = self._entered[-1]
-        if outside is not None:
+        if outside is not None and self._index in self._ring.blocks:
             self._ring.leave(self._index)
         if outside:
             output = super().post_forward(module, method, output)
@@ -62,7 +64,7 @@ class BlockHook(EntryHook):
     def on_error(self, module: torch.nn.Module, method: str, error: BaseException) -> None:
         outside = (self._entered or [None])[-1]  # an interrupt may have come before the entry was noted
         try:
-            if outside is not None:
+            if outside is not None and self._index in self._ring.blocks:
                 self._rotation.note_failure(error, self._ring.blocks[self._index])
                 self._ring.leave(self._index, failed=True)
         finally:

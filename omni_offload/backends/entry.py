@@ -22,12 +22,9 @@ from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.discovery import module_at
 from omni_offload.errors import ComponentPathError, OffloadStateError
 from omni_offload.hooks import HookRegistry, ModelHook
+from omni_offload.wrappers import COMPILED, DISPATCH
 
-__all__ = ["DISPATCH", "EntryHook", "EntryHooks", "has_torch_hooks"]
-
-#: What a module's call goes through: it runs the torch hooks of users around `forward`. They belong to the use, so that a hook sees
-#: the weights where the inputs and outputs are.
-DISPATCH = "_call_impl"
+__all__ = ["EntryHook", "EntryHooks", "has_torch_hooks"]
 
 
 def has_torch_hooks(module: torch.nn.Module) -> bool:
@@ -146,13 +143,21 @@ class EntryHooks:
         for module, member, names in wanted.values():
             self._register(module, member.name, EntryHook(self._rotation, member), names)
         for member in self._rotation.members.values():
-            for path, block, hook in self._make_block_hooks(member):
+            self.hook_blocks(member)
+
+    def hook_blocks(self, member: Member) -> None:
+        """Hook the blocks of a component that stream now, as far as they are not hooked."""
+        for path, block, hook in self._make_block_hooks(member):
+            registry = HookRegistry.find(block)
+            if registry is None or registry.get_hook(f"{self._name}.{path}") is None:
                 self._register(block, path, hook, ["forward"])
 
     def _register(self, module: torch.nn.Module, name: str, hook: ModelHook, methods: list[str]) -> None:
         name = f"{self._name}.{name}"
         self._hooked.append((module, name))  # first, so that an interrupt is undone
-        dispatch = [DISPATCH] if "forward" in methods else []
+        dispatch = [DISPATCH] if "forward" in methods else []  # the torch hooks of users belong to the use: they see the weights there
+        if dispatch and module.__dict__.get(COMPILED) is not None:
+            dispatch.append(COMPILED)
         HookRegistry.get_or_create(module).register_hook(name, hook, tuple(dict.fromkeys([*methods, *dispatch])))
 
     def _member_of(self, path: str) -> Member | None:
