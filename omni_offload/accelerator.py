@@ -8,16 +8,21 @@ import functools
 import logging
 import mmap
 import os
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
 
 from omni_offload.errors import OffloadStateError
 
-__all__ = ["Accelerator", "PinnedMemory", "host_memory_limit", "resolve_device", "unsupported_reason"]
+if TYPE_CHECKING:
+    from omni_offload.trace import Recorder
+
+__all__ = ["Accelerator", "DeviceClock", "PinnedMemory", "host_memory_limit", "resolve_device", "unsupported_reason"]
 
 logger = logging.getLogger(__name__)
 
@@ -183,11 +188,15 @@ class Accelerator:
     """A device that weights are copied to: its copy stream, its events and its memory.
 
     One object a device (`Accelerator.of`), so that all backends share one copy stream: a device has one copy engine a direction.
+
+    Attributes:
+        recorder: What notes copies, waits and uses, while a recording runs; None: nothing is noted, which costs this look.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.copy_stream = torch.Stream(device)
+        self.recorder: Recorder | None = None
 
     @staticmethod
     def of(device: torch.device) -> "Accelerator":
@@ -212,8 +221,29 @@ class Accelerator:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a host-to-device copy of bytes on the copy stream; a pageable source blocks the host until it is done."""
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.copy_begins(self.copy_stream, source)
         with torch.inference_mode(mode=False), self.copy_stream:
             target.copy_(source, non_blocking=True)
+        if recorder is not None:
+            recorder.copy_ends(self.copy_stream, source)
+
+    def to_host(self, source: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy bytes to the host and return them there; the host blocks.
+
+        Args:
+            source: The bytes; where they are on the host and no target is given, they are returned themselves.
+            target: Where they go; None: to memory of their own.
+        """
+        recorder = self.recorder if source.device == self.device else None
+        if recorder is not None:
+            recorder.copy_begins(self.current_stream(), source)
+        with torch.inference_mode(mode=False):
+            copied = source.cpu() if target is None else target.copy_(source)
+        if recorder is not None:
+            recorder.copy_ends(self.current_stream(), source)
+        return copied
 
     def record_copies(self) -> torch.Event:
         """Return an event that fires when all copies queued so far have landed."""
@@ -226,13 +256,71 @@ class Accelerator:
 
     def after(self, event: torch.Event) -> None:
         """Let the copy stream wait for an event; the host does not block."""
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.copies_wait(self.copy_stream)
         self.copy_stream.wait_event(event)
+        if recorder is not None:
+            recorder.copies_go_on(self.copy_stream)
 
     def wait(self, event: torch.Event) -> None:
         """Let the current stream wait for an event; the host does not block."""
         self.current_stream().wait_event(event)
 
+    def block_on(self, event: torch.Event) -> None:
+        """Let the host wait for an event."""
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.host_waits()
+        event.synchronize()
+        if recorder is not None:
+            recorder.host_goes_on()
+
 
 @functools.cache
 def _accelerator(device: torch.device) -> Accelerator:
     return Accelerator(device)
+
+
+class DeviceClock:
+    """Tells when a device reached a place of a stream: by timing events, else (where it has none) by the host's clock.
+
+    A moment is noted at once and read later, when the device has done everything. What the host does is noted on a stream on which
+    nothing runs, so that it stands on the same scale.
+
+    Attributes:
+        problem: Why the device cannot time events; None where it can.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._device = accelerator.device
+        self._host = torch.Stream(self._device)
+        self._began = time.perf_counter()
+        self._first: torch.Event | None = None
+        self.problem: str | None = None
+        try:
+            self._first = _timing_event(self._device, self._host)
+            self.seconds(self.now())
+        except (RuntimeError, TypeError) as error:
+            self.problem = f"{self._device} cannot time events ({type(error).__name__}: {error})"
+
+    def at(self, stream: torch.Stream) -> torch.Event | float:
+        """Note the moment at which a stream will have done all that is queued on it so far; the host does not block."""
+        return _timing_event(self._device, stream) if self.problem is None else time.perf_counter()
+
+    def now(self) -> torch.Event | float:
+        """Note what the time is for the host."""
+        return self.at(self._host)
+
+    def seconds(self, moment: torch.Event | float) -> float:
+        """Return a moment as seconds since the clock was made; the host waits for it."""
+        if self._first is None or isinstance(moment, float):
+            return float(moment) - self._began  # type: ignore[arg-type]  # without a first event there are no others
+        moment.synchronize()
+        return self._first.elapsed_time(moment) / 1e3
+
+
+def _timing_event(device: torch.device, stream: torch.Stream) -> torch.Event:
+    event = torch.Event(device, enable_timing=True)
+    event.record(stream)
+    return event

@@ -1,6 +1,7 @@
 """The lifecycle that every backend has, and the table of which backend manages which pipeline."""
 
 import abc
+import contextlib
 import logging
 import threading
 import weakref
@@ -17,7 +18,7 @@ from omni_offload.config import OffloadConfig
 from omni_offload.discovery import module_at, refuse_meta
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.plan import ResolvedOffloadPlan, resolve_offload_plan
-from omni_offload.trace import OffloadReport
+from omni_offload.trace import OffloadReport, Recording
 
 __all__ = ["OffloadBackend", "backend_of", "manage"]
 
@@ -170,6 +171,17 @@ class OffloadBackend(abc.ABC):
 
         Raises:
             OffloadStateError: It manages no pipeline.
+        """
+
+    @abc.abstractmethod
+    def record(self) -> contextlib.AbstractContextManager[Recording]:
+        """Return a context in which it is noted what is copied, computed and waited for when, and what the device holds.
+
+        The recording is filled when the context ends, also by an exception, which goes on; the host then waits for the device. One
+        recording a device runs at a time. While none runs nothing is noted.
+
+        Raises:
+            OffloadStateError: It manages no pipeline; or (when it is entered) a recording of the device runs already.
         """
 
     @abc.abstractmethod

@@ -75,7 +75,7 @@ class BlockRing:
         self._order.end(learn=not self._failed)
         landing, self._landing = self._landing, None
         if landing is not None and not landing.query():
-            landing.synchronize()  # copies land in order: those before it have, too
+            self.pool.accelerator.block_on(landing)  # copies land in order: those before it have, too
 
     def settle(self) -> None:
         """Bind every block to its masters, whatever an interrupt left. Idempotent; the first failure is raised after every step ran."""
@@ -118,6 +118,8 @@ class BlockRing:
             block.fetch_into(block.slot or self._slot_for(index))
         self._ahead.discard(index)
         block.bind()
+        if (recorder := self.pool.accelerator.recorder) is not None:
+            recorder.begins(block.name)
         self._prefetch()
 
     def leave(self, index: int, *, failed: bool = False) -> None:
@@ -131,6 +133,8 @@ class BlockRing:
         block = self.blocks[index]
         if block.slot is not None:
             self._landing = block.slot.ready
+        if (recorder := self.pool.accelerator.recorder) is not None:
+            recorder.ends(block.name)
         block.unbind()
         if index in self._extra:
             block.forget_slots()

@@ -22,7 +22,7 @@ from omni_offload.errors import ComponentPathError, OffloadConfigError, OffloadS
 from omni_offload.plan import ResolvedOffloadPlan, Treatment
 from omni_offload.protocols import supports_model_cpu_offload
 from omni_offload.residency import ModuleResidency, recording
-from omni_offload.trace import OffloadReport
+from omni_offload.trace import OffloadReport, Recording, recording_of
 
 __all__ = ["ENGINE_MARK", "ModelLevelOffloadBackend", "delegating", "owns_its_offload"]
 
@@ -206,6 +206,13 @@ class ModelLevelOffloadBackend(OffloadBackend):
         if self._delegate:
             return summarise_residencies(self._residencies, self.device)
         return summarise_members(rotation, self.device)
+
+    @override
+    def record(self) -> contextlib.AbstractContextManager[Recording]:
+        rotation = self._active_rotation()
+        meters = {id(one.meter): one.meter for one in self._residencies} if self._delegate else {0: rotation.context.meter}
+        title = f"{type(self.pipeline).__name__}, {rotation.plan.strategy.value}"
+        return recording_of(self.accelerator, meters.values(), title=title)
 
     def _active_rotation(self) -> Rotation:
         if self._rotation is None:

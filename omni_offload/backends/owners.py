@@ -63,6 +63,8 @@ class ComponentOwner:
             self.active.append(activation)
             copied = self.residency.fetch() if len(self.active) == 1 else False
             self.residency.bind()
+            if (recorder := self.context.accelerator.recorder) is not None:
+                recorder.begins(self.name, whole=True)
             return copied
 
     def deactivate(self, activation: "Activation") -> None:
@@ -70,6 +72,8 @@ class ComponentOwner:
         with self.lock:
             if activation in self.active:
                 self.active.remove(activation)
+                if (recorder := self.context.accelerator.recorder) is not None:
+                    recorder.ends(self.name)
             self._let_go()
 
     def _let_go(self) -> None:
@@ -115,7 +119,8 @@ class ComponentOwner:
             self.residency.unbind()
             self.residency.validate(thorough=True)
             make_room()
-            self.residency.load()
+            self.residency.fetch()
+            self.residency.bind()
 
     def unsubscribe(self, rotation: "Rotation", *, undo: bool = False) -> None:
         """Give up the component for one pipeline, and with the last the weights: to the host, or (undo) to where they were."""

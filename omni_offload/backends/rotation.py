@@ -251,6 +251,8 @@ class Rotation:
         self.calls.append(call)
         if len(self.calls) > 1:
             return True
+        if (recorder := self.accelerator.recorder) is not None:
+            recorder.call_begins()
         if self._unsettled:
             self._settle()
         self._unsettled = True
@@ -290,6 +292,8 @@ class Rotation:
     def _leave(self, call: object) -> None:
         del self.calls[self.calls.index(call) :]
         if not self.calls:
+            if (recorder := self.accelerator.recorder) is not None:
+                recorder.call_ends()
             self._failures.clear()
         self.lock.release(call)
 

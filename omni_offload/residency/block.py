@@ -74,6 +74,8 @@ class BlockResidency(ModuleResidency):
                 self.leave()
                 self.slot, slot.tenant = slot, self
                 self._move_in(slot, groups)
+            if (recorder := self._accelerator.recorder) is not None:
+                recorder.copies_for(self.name)
             self.counters.bytes_in += copy_in(groups, self._accelerator, self._context)
 
     def _move_in(self, slot: Slot, groups: Sequence[Group]) -> None:

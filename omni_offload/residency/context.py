@@ -192,7 +192,7 @@ class ResidencyContext:
             if not pin or not self._adopt_pinned(fresh, keep_origin=keep_origin):
                 group, placement = fresh.popleft()
                 with torch.inference_mode(mode=False):
-                    raw = placement.raw().cpu()  # the memory itself, where it is on the host
+                    raw = self.accelerator.to_host(placement.raw())  # the memory itself, where it is on the host
                 _adopt_one(group, placement, master_of(placement, raw), keep_origin=keep_origin)
 
     def _adopt_pinned(self, fresh: deque[Fresh], *, keep_origin: bool) -> bool:
@@ -212,7 +212,7 @@ class ResidencyContext:
             group, placement = fresh.popleft()
             master = master_of(placement, region.slice(at, placement.nbytes), region, at)
             with torch.inference_mode(mode=False):
-                master.raw.copy_(placement.raw())
+                self.accelerator.to_host(placement.raw(), master.raw)
             _adopt_one(group, placement, master, keep_origin=keep_origin)
         return True
 

@@ -17,13 +17,14 @@ class DeviceBuffer:
     """One device allocation that some groups' copies lie in, and the events that guard it.
 
     Attributes:
+        accelerator: The device.
         raw: The bytes, uint8, owned by the copy stream; None once freed.
         ready: Fires when the last copy into it has landed; every stream that uses it waits for it.
         uses: Per stream, the event after its last use; the copy stream waits for them before the bytes are written or freed.
     """
 
     def __init__(self, accelerator: Accelerator, nbytes: int, meter: ByteMeter) -> None:
-        self._accelerator = accelerator
+        self.accelerator = accelerator
         self._meter = meter
         self._takers: set[object] = set()
         self.nbytes = nbytes
@@ -31,6 +32,8 @@ class DeviceBuffer:
         self.uses: dict[int, torch.Event] = {}
         self.raw: torch.Tensor | None = accelerator.allocate(nbytes)
         meter.add(self, nbytes)
+        if (recorder := accelerator.recorder) is not None:
+            recorder.holds(meter)
         # Also memory that nobody gave back is freed in the order of the copy stream.
         self._unfreed = weakref.finalize(self, _order_after, accelerator, self.uses)
         self._unfreed.atexit = False
@@ -44,7 +47,7 @@ class DeviceBuffer:
 
     def order_after_uses(self) -> None:
         """Let the copy stream wait for every stream that used the bytes. The host does not block."""
-        _order_after(self._accelerator, self.uses)
+        _order_after(self.accelerator, self.uses)
 
     def give_back(self, taker: object) -> None:
         """Let go of one taker's part, and of the memory with the last. Idempotent."""
@@ -57,6 +60,8 @@ class DeviceBuffer:
         if self.raw is not None:
             self.order_after_uses()
             self._meter.remove(self)
+            if (recorder := self.accelerator.recorder) is not None:
+                recorder.holds(self._meter)
             self._unfreed.detach()
             self.raw = None
 

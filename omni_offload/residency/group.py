@@ -176,8 +176,7 @@ class Group:
         written = copy_back or versions != copy.versions or (self._suspects and any(e.always_written() for e in self._suspects))
         if written:
             copy.fingerprint = None
-            with torch.inference_mode(mode=False):
-                master.raw.copy_(copy.raw)
+            copy.buffer.accelerator.to_host(copy.raw, master.raw)
         self.unsure = True
         for tensor, view, is_here in zip(self._tensors, master.views, here, strict=False):
             if is_here:

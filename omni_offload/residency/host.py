@@ -127,7 +127,7 @@ class StagingRing:
             for start in range(0, source.numel(), self._chunks[0].numel()):
                 index, self._next = self._next, (self._next + 1) % _STAGING_CHUNKS
                 if (event := self._free[index]) is not None:
-                    event.synchronize()
+                    self._accelerator.block_on(event)
                 part = source[start : start + self._chunks[index].numel()]
                 chunk = self._chunks[index][: part.numel()]
                 chunk.copy_(part)

@@ -62,10 +62,14 @@ class ModuleResidency(ManagedTensors):
             else:
                 self.fetch()
                 self.bind()
+                if (recorder := self._accelerator.recorder) is not None:
+                    recorder.begins(self.name, whole=True)
 
     def offload(self) -> None:
         """Bind the tensors to the host again and free the device; only what was written on the device is copied back."""
         with self._lock:
+            if (recorder := self._accelerator.recorder) is not None:
+                recorder.ends(self.name)
             self.unbind()
             self.drop()
             self.validate(thorough=True)
@@ -126,6 +130,8 @@ class ModuleResidency(ManagedTensors):
         stale = [group for group in groups if not group.bound and not group.current()]  # the missing ones among them
         if not stale:
             return False
+        if (recorder := self._accelerator.recorder) is not None:
+            recorder.copies_for(self.name)
         place(missing, self._accelerator, self._context)
         self.counters.bytes_in += copy_in(stale, self._accelerator, self._context)
         self.counters.loads += bool(missing)
@@ -142,11 +148,15 @@ class ModuleResidency(ManagedTensors):
             self._follow()
 
     def _await_copies(self, groups: Sequence[Group]) -> None:
-        stream = self._accelerator.current_stream()
+        stream, recorder = self._accelerator.current_stream(), self._accelerator.recorder
         self._streams[stream.stream_id] = stream
+        if recorder is not None:
+            recorder.waits(self.name)
         for event in {buffer.ready for buffer in buffers_of(group.copy for group in groups)}:
             if event is not None:
                 stream.wait_event(event)
+        if recorder is not None:
+            recorder.has_waited()
 
     def unbind(self, *, force: bool = False, copy_back: bool = False) -> None:
         """Bind every tensor to its host master; what was written on the device is copied back first, which blocks the host.
@@ -164,6 +174,8 @@ class ModuleResidency(ManagedTensors):
                 self._follow()
                 return
             self._note_use(groups)
+            if (recorder := self._accelerator.recorder) is not None:
+                recorder.copies_for(self.name)
             first: BaseException | None = None
             for group in groups:
                 try:
@@ -200,7 +212,7 @@ class ModuleResidency(ManagedTensors):
         """Wait until what the module ran on has landed: a master may be edited from here on. The host blocks."""
         for buffer in buffers_of(group.copy for group in groups):
             if buffer.ready is not None and not buffer.ready.query():
-                buffer.ready.synchronize()
+                self._accelerator.block_on(buffer.ready)
 
     def drop(self) -> None:
         """Let go of the device copies that are not bound, in the order of the copy stream; the host does not block."""

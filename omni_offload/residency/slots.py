@@ -40,7 +40,7 @@ class SlotPool:
     """
 
     def __init__(self, accelerator: Accelerator, meter: ByteMeter) -> None:
-        self._accelerator = accelerator
+        self.accelerator = accelerator
         self._meter = meter
         self._slots: list[Slot] = []
 
@@ -68,11 +68,11 @@ class SlotPool:
             torch.OutOfMemoryError: As raised; the slots that were made are there until `close`.
         """
         while len(self._slots) < count:
-            self._slots.append(Slot(self._accelerator, nbytes, self._meter))
+            self._slots.append(Slot(self.accelerator, nbytes, self._meter))
 
     def make_extra(self, nbytes: int) -> Slot:
         """Return one slot more, beside the fixed ones, which its user frees."""
-        return Slot(self._accelerator, nbytes, self._meter)
+        return Slot(self.accelerator, nbytes, self._meter)
 
     def close(self) -> None:
         """Give the memory back, in the order of the copy stream; the tenants have left. Idempotent."""

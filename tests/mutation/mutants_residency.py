@@ -126,7 +126,7 @@ RESIDENCY = (
     Mutant(
         "chunk-refilled-while-read",
         "residency/host.py",
-        "                    event.synchronize()\n",
+        "                    self._accelerator.block_on(event)\n",
         "                    pass\n",
         "a staging chunk is filled again before the copy from it is done",
         ("tests/residency/test_host.py::test_the_ring_never_overwrites_a_chunk_that_is_still_read",),
@@ -302,7 +302,7 @@ RESIDENCY = (
     Mutant(
         "host-does-not-wait-for-a-copy-in-flight",
         "residency/module.py",
-        "                buffer.ready.synchronize()\n",
+        "                self._accelerator.block_on(buffer.ready)\n",
         "                pass\n",
         "an edit after the use reaches a copy that is still under way",
         ("tests/residency/test_races.py::test_the_host_waits_at_the_end_of_a_use_for_a_copy_in_flight",),

@@ -205,7 +205,7 @@ SELECTION = (
     ),
     Mutant(
         "totals-of-one-component",
-        "trace.py",
+        "trace/report.py",
         "sum(getattr(component, name) for component in self.components)",
         "max((getattr(component, name) for component in self.components), default=0)",
         "a report's totals are those of the largest component",

@@ -24,7 +24,7 @@ PACKAGES = (
     "mixins",
     "plan",
     "residency",
-    "trace.py",
+    "trace",
 )
 
 
