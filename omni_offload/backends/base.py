@@ -5,7 +5,7 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -213,10 +213,14 @@ class OffloadBackend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def writing(self, component: str) -> Any:
+    def writing(self, component: str, methods: Sequence[str] = ()) -> Any:
         """Return a context in which a component is on the device and all of it counts as written, also through `.data`.
 
-        One that is not managed is left where it is.
+        One that is not managed is left where it is. The blocks of one that streams come one after the other.
+
+        Args:
+            component: Its path.
+            methods: The methods, of modules within streamed blocks, that write their weights.
         """
 
     @property

@@ -2,13 +2,14 @@
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from omni_offload.backends.activation import Activation
 from omni_offload.backends.base import OffloadBackend
+from omni_offload.backends.block_writes import writing_blocks
 from omni_offload.backends.calls import enter_call, leave_call
 from omni_offload.backends.entry import EntryHooks
 from omni_offload.backends.explain import explain
@@ -168,23 +169,27 @@ class ModelLevelOffloadBackend(OffloadBackend):
 
     @override
     @contextlib.contextmanager
-    def writing(self, component: str) -> Iterator[None]:
+    def writing(self, component: str, methods: Sequence[str] = ()) -> Iterator[None]:
         rotation = self._active_rotation()
         module = rotation.component(component)
         residencies = [one for one in self._residencies if any(module is managed for managed in one.modules)]
         members = [member for member in rotation.members.values() if component in member.names]
         loaded = [residency for residency in residencies if residency.loaded]
-        with _on_device(rotation, members):
-            try:
-                for residency in residencies:
-                    residency.load()
-                yield
-            finally:
-                for residency in (*residencies, *(member.owner.residency for member in members)):
-                    residency.mark_written()
-                for residency in residencies:
-                    if residency not in loaded:
-                        residency.offload()
+        rotating = [member.owner.residency for member in members]
+        with contextlib.ExitStack() as taking_in:
+            for residency in rotating:
+                taking_in.callback(residency.validate)  # what was put in the place of a weight is on the device
+            with _on_device(rotation, members), writing_blocks(rotating, methods):
+                try:
+                    for residency in residencies:
+                        residency.load()
+                    yield
+                finally:
+                    for residency in (*residencies, *rotating):
+                        residency.mark_written()
+                    for residency in residencies:
+                        if residency not in loaded:
+                            residency.offload()
 
     @override
     def release(self) -> None:

@@ -103,6 +103,14 @@ class Rotation:
                 leading=options.resident_placement is ResidentPlacement.LEADING,
             )
 
+    def _arrange_again(self, group: Sequence[Member]) -> None:
+        """Choose resident blocks anew for components of which one has another size than before: an adapter came, or went."""
+        for one in group:
+            if not one.owner.active:
+                self.arrange(one)
+                if self.hooks is not None:
+                    self.hooks.hook_blocks(one)
+
     def prepare(self) -> None:
         """Make the host masters, and bring to the device what stays there. A failure or interrupt leaves it to `give_up`."""
         sizes = sorted(self.members.values(), key=lambda member: -member.owner.residency.host_bytes)
@@ -187,6 +195,8 @@ class Rotation:
         group = self.room.companions(member)
         for one in group:
             one.owner.residency.validate()
+        if any(isinstance(one.owner.residency, StreamedResidency) and one.owner.residency.resized for one in group):
+            self._arrange_again(group)
         self.room.make(group)
         self._clock += 1
         member.last_use = self._clock

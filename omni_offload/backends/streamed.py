@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from typing_extensions import override
@@ -16,6 +16,7 @@ from omni_offload.errors import OffloadConfigError
 from omni_offload.plan import PlannedComponent, streamed_blocks
 from omni_offload.residency import BlockResidency, ModuleResidency, Partition, ResidencyContext, SlotPool
 from omni_offload.residency.managed import unwatched
+from omni_offload.residency.tables import collect
 from omni_offload.residency.tensors import Entry
 from omni_offload.schedule import BlockCost, choose_residents, least_bytes
 
@@ -41,7 +42,9 @@ class StreamedResidency(ModuleResidency):
         super().__init__(partition.component, context.accelerator.device, name=name, context=context)
         self.blocks = [BlockResidency(partition, index, context, self.counters) for index in range(len(partition.blocks))]
         self.ring = BlockRing(name, SlotPool(context.accelerator, context.meter), self.counters)
+        self.ring.arrange(self.blocks, limited=False)
         self._slots = slots
+        self._filled: int | None = None
 
     @override
     def _select(self, entries: list[Entry]) -> list[Entry]:
@@ -50,7 +53,7 @@ class StreamedResidency(ModuleResidency):
         return self._partition.of_rest(entries)
 
     def arrange(self, *, number: int | None, limit: int | None, leading: bool = False) -> None:
-        """Choose the resident blocks; they join the rest. Comes before `prepare`, once; nothing is moved.
+        """Choose the resident blocks; they join the rest. No block runs; nothing is moved but copies on the device are let go.
 
         Args:
             number: How many; None: as many as `limit` allows, none without one.
@@ -60,8 +63,10 @@ class StreamedResidency(ModuleResidency):
         Raises:
             OffloadConfigError: The limit does not hold the rest and the slots.
         """
-        sizes = [block.padded_bytes for block in self.blocks]
-        room = None if limit is None else limit - super().padded_bytes
+        self._filled = self.host_bytes if limit is not None and number is None else None
+        sizes = self._partition.sizes
+        rest = super().padded_bytes - sum(sizes[index] for index in self._partition.residents)
+        room = None if limit is None else limit - rest
         costs = BlockCost.balanced(sizes, max(sum(sizes) - (room or 0), 0))
         if room is not None and room < least_bytes(costs, self._slots) and number is None:
             number = 0  # what does not fit is said where all budgets are checked
@@ -69,11 +74,29 @@ class StreamedResidency(ModuleResidency):
             found = choose_residents(costs, self._slots, number=number, nbytes=None if number == 0 else room, leading=leading)
         except ValueError as error:
             raise OffloadConfigError(f"component {self.name!r} cannot stream with {number} resident blocks: {error}") from error
-        self._partition.keep(found.residents)
-        self._collect()
-        self._measure()
+        streamed = [block for block in self.blocks if block.index not in found.residents]
+        if self._groups is None or self._partition.residents != frozenset(found.residents):
+            self._keep(found.residents, streamed)
+        self.ring.arrange(streamed, limited=limit is not None)
+
+    @property
+    def resized(self) -> bool:
+        """Whether the residents were chosen to fill a budget, and the component's size has changed since."""
+        return self._filled is not None and self._filled != self.host_bytes
+
+    def _keep(self, residents: Collection[int], streamed: Sequence[BlockResidency]) -> None:
+        self.drop()
+        self._partition.keep(residents)
+        if self._groups is None:
+            self._collect()
+            self._measure()
+        else:
+            with self._lock, unwatched():
+                self._partition.update(collect(self._modules)[0])
+                for block in streamed:  # first: what nobody has for a moment would lose its master
+                    block.reselect()
+                self._regroup()
         self._reselect()
-        self.ring.arrange([self.blocks[index] for index in range(len(sizes)) if index not in found.residents], limited=limit is not None)
 
     def _reselect(self) -> None:
         for block in self.blocks:

@@ -21,6 +21,8 @@ __all__ = ["upstream_class", "wrap_upstream_methods"]
 _THEIR_OFFLOAD = ("enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
 _MOVES = ("cuda", "xpu", "to_empty")
 _FUSES = ("fuse_lora", "unfuse_lora")
+#: What these call on every layer with an adapter, where peft writes the layer's weight.
+_MERGES = ("merge", "unmerge")
 
 _WRAPPERS: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
@@ -96,7 +98,7 @@ def _fuse_on_device(function: Callable[..., Any], bind: _Bind) -> Callable[..., 
             return
         for component in components:
             given.arguments["components"] = [component]
-            with backend.writing(component):
+            with backend.writing(component, _MERGES):
                 bind(self)(*given.args[1:], **given.kwargs)
 
     return fuse

@@ -21,6 +21,7 @@ class DeviceBuffer:
         raw: The bytes, uint8, owned by the copy stream; None once freed.
         ready: Fires when the last copy into it has landed; every stream that uses it waits for it.
         uses: Per stream, the event after its last use; the copy stream waits for them before the bytes are written or freed.
+        thinned: Whether a part was given back, and the memory is held for the others.
     """
 
     def __init__(self, accelerator: Accelerator, nbytes: int, meter: ByteMeter) -> None:
@@ -30,6 +31,7 @@ class DeviceBuffer:
         self.nbytes = nbytes
         self.ready: torch.Event | None = None
         self.uses: dict[int, torch.Event] = {}
+        self.thinned = False
         self.raw: torch.Tensor | None = accelerator.allocate(nbytes)
         meter.add(self, nbytes)
         if (recorder := accelerator.recorder) is not None:
@@ -52,6 +54,7 @@ class DeviceBuffer:
     def give_back(self, taker: object) -> None:
         """Let go of one taker's part, and of the memory with the last. Idempotent."""
         self._takers.discard(taker)
+        self.thinned = True
         if not self._takers:
             self.free()
 

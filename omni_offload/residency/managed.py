@@ -9,6 +9,7 @@ import torch
 
 from omni_offload.accelerator import Accelerator, resolve_device
 from omni_offload.residency.context import LATE_PIN_BYTES, ResidencyContext
+from omni_offload.residency.device import buffers_of
 from omni_offload.residency.group import Group
 from omni_offload.residency.host import ByteMeter
 from omni_offload.residency.tables import collect
@@ -113,8 +114,9 @@ class ManagedTensors:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the device copies held now, padding included."""
-        return sum(align(group.nbytes) for group in self._groups or () if self in group.holders and group.placed)
+        """Device bytes held now: of the copies, with padding, and of what lay beside them and is gone."""
+        held = (group.copy for group in self._groups or () if self in group.holders and group.placed)
+        return sum(buffer.nbytes for buffer in buffers_of(held))
 
     @property
     def pinned_bytes(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from omni_offload.residency.tables import leaves_in
-from omni_offload.residency.tensors import Entry, group_by_bytes
+from omni_offload.residency.tensors import Entry, align, group_by_bytes
 
 __all__ = ["Partition"]
 
@@ -22,6 +22,8 @@ class Partition:
     Attributes:
         component: The component.
         blocks: Name and module of every block, in execution order.
+        sizes: Device bytes of what belongs to each block, whether it travels or stays; padding included.
+        residents: The blocks that stay with the rest.
 
     Args:
         component: As the attribute.
@@ -35,13 +37,14 @@ class Partition:
         self.component = component
         self.blocks = tuple(blocks)
         self._staying = tuple(staying)
-        self._residents: frozenset[int] = frozenset()
+        self.sizes = [0] * len(self.blocks)
+        self.residents: frozenset[int] = frozenset()
         self._homes: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
 
     def keep(self, residents: Collection[int]) -> None:
         """Say which blocks are resident, from the next `update` on."""
-        self._residents = frozenset(residents)
+        self.residents = frozenset(residents)
 
     def update(self, entries: Sequence[Entry]) -> None:
         """Find every tensor's home.
@@ -51,13 +54,16 @@ class Partition:
         """
         having = self._having()
         homes: dict[int, int] = {}
+        sizes = [0] * len(self.blocks)
         for placement in group_by_bytes(entries):
             found = {home for entry in placement.entries for home in having[id(entry.tensor)]}
             small = placement.nbytes <= _SMALL_BUFFER and all(entry.buffer_of is not None for entry in placement.entries)
             home = found.pop() if len(found) == 1 else -1
-            if home >= 0 and home not in self._residents and not small:
-                homes.update((id(entry.tensor), home) for entry in placement.entries)
-        self._homes = homes
+            if home >= 0 and not small:
+                sizes[home] += align(placement.nbytes)
+                if home not in self.residents:
+                    homes.update((id(entry.tensor), home) for entry in placement.entries)
+        self._homes, self.sizes = homes, sizes
         self._tensors = [entry.tensor for entry in entries]  # alive, so that no other takes the place of one
 
     def _having(self) -> dict[int, set[int]]:

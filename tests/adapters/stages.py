@@ -3,13 +3,16 @@
 import contextlib
 import functools
 import gc
+import re
 from types import SimpleNamespace
 
+import pytest
 import torch
 from weight_edits import EDITS, LIVES, NOT_WITHIN
 
 from omni_offload import ModuleResidency, resolve_offload_plan
 from omni_offload.config import make_config
+from omni_offload.errors import OffloadConfigError
 from omni_offload.testing import sim
 from pipelines.flux.cases import FLUX
 from pipelines.stable_diffusion.cases import TEXT_TO_IMAGE
@@ -18,14 +21,23 @@ from pipelines.wan.cases import WAN_2_1
 CASES = {"flux": FLUX, "wan": WAN_2_1, "sd": TEXT_TO_IMAGE}
 MOMENTS = ("before", "enabled", "between", "within", "after")
 
-#: Selector keys; "tight" stands for the bytes of the largest component, adapters included, "ample" for those of all of them.
-SETTINGS = {
+#: Selector keys. Numbers of bytes by name: "tight" stands for those of the largest component, adapters included, "ample" for those of
+#: all of them, "streaming" for the least that streaming takes, adapters included.
+WHOLE = {
     "plain": {},
     "pageable": {"pin_memory": False},
     "tight": {"device_memory": "tight"},
     "kept": {"device_memory": "ample", "keep_between_calls": True},
     "kept pageable": {"device_memory": "ample", "keep_between_calls": True, "pin_memory": False},
 }
+LAYERS = {
+    "layers": {"config": "layer"},
+    "layers half resident": {"config": "layer", "layer_options": {"dit": {"resident_layers": 2}}},
+    "layers pageable": {"config": "layer", "slots": 2, "pin_memory": False},
+    "layers tight": {"config": "layer", "device_memory": "streaming"},
+    "layers kept": {"config": "layer", "keep_between_calls": True, "slots": 2, "layer_options": {"dit": {"resident_layers": 2}}},
+}
+SETTINGS = WHOLE | LAYERS
 
 
 class Stage:
@@ -38,7 +50,7 @@ class Stage:
 
     def __init__(self, case, device):
         self.case, self.device, self.pipe = case, device, case.make_pipeline()
-        self.extra, self.outputs, self.most, self.all = {}, [], 0, 0
+        self.extra, self.outputs, self.most, self.all, self.least = {}, [], 0, 0, 0
         self.backend = None
 
     def change(self, edit):
@@ -62,6 +74,7 @@ class Stage:
         if self.backend is None:
             sizes = [ModuleResidency(part, self.device, pin_memory=False).padded_bytes for part in self.parts().values()]
             self.most, self.all = max(self.most, *sizes), max(self.all, sum(sizes))
+            self.least = max(self.least, least_bytes(self.pipe, self.device))
             return
         pipe, backend = self.pipe, self.backend
         assert pipe.offload_backend is backend
@@ -74,7 +87,7 @@ class Stage:
         torch.accelerator.synchronize(self.device)
         held = sum(c.resident_bytes for c in backend.report().components)
         if backend.config.keep_between_calls:
-            assert held <= backend.config.device_memory
+            assert held <= (backend.config.device_memory or held)
         else:
             assert held == 0
 
@@ -94,6 +107,13 @@ class Stage:
             yield
         assert self.pipe.offload_backend is None
         self.backend = None
+
+
+def least_bytes(pipe, device):
+    """Return the least budget under which a pipeline streams."""
+    with pytest.raises(OffloadConfigError) as error:
+        pipe.enable_omni_offload("layer", device=device, device_memory=64)
+    return int(re.search(r"needs (\d+)", str(error.value))[1])
 
 
 def _moment(family, name, moment, device, settings):
@@ -132,7 +152,9 @@ def _life(family, name, where, device, settings):
 @functools.cache
 def _resident(play, family, name, moment, device):
     stage = play(family, name, moment, device, None)
-    return SimpleNamespace(outputs=stage.outputs, weights=stage.weights(), sizes={"tight": stage.most, "ample": stage.all})
+    return SimpleNamespace(
+        outputs=stage.outputs, weights=stage.weights(), sizes={"tight": stage.most, "ample": stage.all, "streaming": stage.least}
+    )
 
 
 def same(play, family, name, moment, device, setting):

@@ -11,7 +11,7 @@ from weight_edits import EDITS, LIVES
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
 
 #: The settings of the families that are not tried under all of them.
-WIDE = ("tight", "kept pageable")
+WIDE = ("tight", "kept pageable", "layers", "layers half resident", "layers kept")
 
 CELLS = [
     (family, edit.name, when, setting)
@@ -28,6 +28,9 @@ FAST = [
     ("sd", "no textual inversion", "after", "kept pageable"),
     ("sd", "IP-Adapter", "enabled", "tight"),
     ("wan", "fuse", "within", "kept pageable"),
+    ("wan", "load", "within", "layers"),
+    ("flux", "fuse in half precision", "between", "layers tight"),
+    ("sd", "unload", "between", "layers kept"),
 ]
 RUNS = [
     (family, name, where, setting)
@@ -42,6 +45,8 @@ FAST_RUNS = [
     ("sd", "stable diffusion", "between", "kept"),
     ("wan", "casts", "between", "kept"),
     ("wan", "casts", "within", "pageable"),
+    ("wan", "adapters", "within", "layers half resident"),
+    ("flux", "weights", "within", "layers"),
 ]
 
 

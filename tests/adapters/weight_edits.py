@@ -267,6 +267,7 @@ EDITS = (
     Edit("fuse", call("fuse_lora"), load()),
     Edit("fuse safely", call("fuse_lora", safe_fusing=True), load()),
     Edit("fuse at a scale", call("fuse_lora", lora_scale=0.3), load()),
+    Edit("fuse in half precision", call("fuse_lora"), chain(cast_all, load())),
     Edit("fuse one of two", call("fuse_lora", adapter_names=["two"]), load_two),
     Edit("load and fuse", FUSED),
     Edit("load, fuse and unload", chain(FUSED, call("unload_lora_weights"))),

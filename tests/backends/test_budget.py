@@ -170,6 +170,32 @@ def test_an_adapter_beyond_the_budget_is_refused(pipe, x, kit):
     pipe.disable_omni_offload()
 
 
+def test_the_room_of_weights_that_are_gone_is_free_when_it_is(kit, device, x):
+    """What was loaded together with an adapter is held with its room: the budget counts that, until the component is loaded anew."""
+    pipe = kit.Pipe()
+    pipe.vae.tall = nn.Linear(64, 600).requires_grad_(False)
+    pipe.transformer.adapter = nn.Linear(64, 256).requires_grad_(False)
+    before, vae = kit.padded(pipe.transformer), kit.padded(pipe.vae)
+    del pipe.transformer.adapter
+    after = kit.padded(pipe.transformer)
+    assert vae > before
+    pipe.transformer.adapter = nn.Linear(64, 256).requires_grad_(False)
+    keys = {"device_memory": after + vae, "keep_between_calls": True}
+    with pipe.enable_omni_offload(device=device, **keys) as backend, torch.no_grad():
+        pipe.transformer(x)
+        del pipe.transformer.adapter
+        for _ in range(2):
+            pipe.transformer(x)
+            pipe.vae.decode(x)
+            assert sim.allocated() <= after + vae + x.nbytes * 4
+        assert backend.report().peak_device_bytes == after + vae
+        assert {part.name: part.resident_bytes for part in backend.report().components} == {
+            "text_encoder": 0,
+            "transformer": after,
+            "vae": vae,
+        }
+
+
 def test_running_out_of_memory_ahead_only_costs_time(pipe, x, expected, caplog):
     """A prefetch that finds no memory is given up, with a warning; the component is fetched at its use."""
     pipe.enable_omni_offload(device="sim", device_memory="1MiB")

@@ -1,12 +1,13 @@
 """Adapters are fused on the device, and what was written there through `.data` is kept."""
 
 import gc
+import inspect
 
 import pytest
 import torch
 from torch import nn
 
-from omni_offload import ModuleResidency, OmniOffloadMixin
+from omni_offload import ModuleResidency, OffloadPlan, OmniOffloadMixin
 from omni_offload.testing import sim
 
 
@@ -81,6 +82,123 @@ def test_fusing_without_offload_is_the_pipelines_own(device):
     assert pipe.seen == [("transformer", 1.0, "cpu")]
 
 
+# ---- blocks that stream -----------------------------------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    """One layer with an adapter that is merged as peft does it: by name, through `.data`, or (safely) by another tensor there."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 8), requires_grad=False)
+        self.seen = []
+
+    def merge(self, safe_merge=False, adapter_names=None):
+        self.seen.append((self.weight.device.type, adapter_names))
+        if safe_merge:
+            self.weight.data = self.weight.data + 1
+        else:
+            self.weight.data += 1
+
+    def unmerge(self):
+        self.weight.data -= 1
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Adapted(), Adapted()
+        self.plain = nn.Linear(8, 8)
+        self.merge = None  # no method
+
+    def forward(self, x):
+        return self.plain(x + self.first.weight.sum() + self.second.weight[0, 0])
+
+
+class Model(nn.Module):
+    def __init__(self, depth=6):
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList(Block() for _ in range(depth)), Adapted()
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x + self.last.weight.sum()
+
+    def adapted(self):
+        return [module for module in self.modules() if isinstance(module, Adapted)]
+
+
+class LayerUpstream:
+    """Fuses as diffusers does: it calls `merge` of every layer with an adapter, after a look at its signature."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.transformer = Model().requires_grad_(False)
+        self.fail_at = None
+
+    def fuse_lora(self, components=("transformer",), safe=False):
+        for _ in components:
+            for number, layer in enumerate(self.transformer.adapted()):
+                if number == self.fail_at:
+                    raise ValueError("told to")
+                assert "adapter_names" in inspect.signature(layer.merge).parameters
+                layer.merge(safe_merge=safe, adapter_names=["one"])
+
+    def unfuse_lora(self, components=("transformer",)):
+        for _ in components:
+            for layer in self.transformer.adapted():
+                layer.unmerge()
+
+    def __call__(self, x):
+        return self.transformer(x)
+
+
+class Layered(OmniOffloadMixin, LayerUpstream):
+    _dit_modules = ["transformer"]
+    _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("keys", [{}, {"slots": 2, "pin_memory": False}, {"layer_options": {"dit": {"resident_layers": 2}}}], ids=str)
+def test_blocks_that_stream_are_fused_on_the_device(device, keys, safe):
+    """One after the other, within the slots; the order that was learned is kept, and nothing is left of it on the layers."""
+    plain, pipe, x = Layered(), Layered(), torch.randn(2, 8)
+    with pipe.enable_omni_offload("layer", device=device, **keys) as backend, torch.no_grad():
+        pipe(x)
+        most = backend.report().peak_device_bytes
+        misses = backend.report().components[0].misses
+        for change in ("fuse_lora", "unfuse_lora", "fuse_lora"):
+            for one in (plain, pipe):
+                getattr(one, change)(**({"safe": True} if safe and change == "fuse_lora" else {}))
+            assert {tensor.device.type for tensor in pipe.transformer.parameters()} == {"cpu"}
+            assert torch.equal(pipe(x).cpu(), plain(x))
+        layers = pipe.transformer.adapted()
+        assert [layer.seen for layer in layers] == [[(device.type, ["one"])] * 2] * len(layers)
+        assert not any("merge" in vars(layer) or "unmerge" in vars(layer) for layer in layers)
+        assert backend.report().peak_device_bytes == most
+        calls = backend.report().components[0].misses
+        pipe(x)
+        assert backend.report().components[0].misses - calls <= 1
+        assert calls > misses
+    for got, want in zip(pipe.transformer.parameters(), plain.transformer.parameters(), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_a_failure_while_blocks_are_fused(device):
+    """What was fused before it is kept, the blocks leave the device, and the layers have their own methods again."""
+    plain, pipe, x = Layered(), Layered(), torch.randn(2, 8)
+    plain.fail_at = pipe.fail_at = 5
+    with pipe.enable_omni_offload("layer", device=device) as backend, torch.no_grad():
+        for one in (plain, pipe):
+            with pytest.raises(ValueError, match="told to"):
+                one.fuse_lora()
+        backend.release()
+        assert sum(part.resident_bytes for part in backend.report().components) == 0
+        assert not any("merge" in vars(layer) for layer in pipe.transformer.adapted())
+        assert torch.equal(pipe(x).cpu(), plain(x))
+
+
 @pytest.mark.parametrize("cls", [Inheriting, ByHand])
 def test_a_failure_while_fusing_leaves_the_device(cls, device):
     """An error passes, the component leaves the device, and what was written before it is kept."""
@@ -92,3 +210,16 @@ def test_a_failure_while_fusing_leaves_the_device(cls, device):
         backend.release()
         assert torch.equal(pipe.transformer.weight, expected)
         assert pipe.transformer.weight.device.type == "cpu"
+
+
+def test_what_takes_the_place_of_a_weight_goes_to_the_host(device):
+    """Fused safely, a weight is another tensor on the device: as soon as that is done it is on the host too, and managed."""
+    plain, pipe, x = Layered(), Layered(), torch.randn(2, 8)
+    with pipe.enable_omni_offload(device=device) as backend, torch.no_grad():
+        for one in (plain, pipe):
+            one.fuse_lora(safe=True)
+        assert {tensor.device.type for tensor in pipe.transformer.parameters()} == {"cpu"}
+        backend.release()
+        gc.collect()
+        assert sim.allocated() == 0
+        assert torch.equal(pipe(x).cpu(), plain(x))
