@@ -43,15 +43,17 @@ class BlockCost:
     def balanced(sizes: Sequence[int], streamed_bytes: int) -> tuple["BlockCost", ...]:
         """Return costs for blocks of which only the sizes are known.
 
-        Copies and computations are taken to be proportional to bytes, and computation as long as the copies of what streams:
-        that is where the placement matters most, and one that is good there is good elsewhere.
+        Copies are proportional to bytes. Blocks are taken to compute equally long: of one model they work on the same tokens, and
+        more weights are mostly for other ones (a double block of FLUX has 2.4 times the bytes of a single one and the same
+        arithmetic; a UNet's level with twice the channels has a quarter of the pixels). All computation is taken to be as long as
+        the copies of what streams: that is where the placement matters most, and one that is good there is good elsewhere.
 
         Args:
             sizes: Bytes of each block, in execution order.
             streamed_bytes: Bytes of those that will stream.
         """
-        ratio = streamed_bytes / max(sum(sizes), 1)
-        return tuple(BlockCost(size * ratio, float(size), size) for size in sizes)
+        compute = streamed_bytes / max(len(sizes), 1)
+        return tuple(BlockCost(compute, float(size), size) for size in sizes)
 
 
 @attrs.frozen
@@ -149,7 +151,8 @@ def choose_residents(
         leading: Take the first blocks instead of spreading them.
 
     Returns:
-        The placement of the least step time that was found: spread by bytes, then improved by swaps.
+        The placement of the least step time that was found: spread so that copies keep pace with computation (a number of
+        residents: by bytes), then improved by swaps.
 
     Raises:
         ValueError: It does not fit; the message gives the bytes that it takes.
@@ -200,7 +203,8 @@ def _fill(costs: Sequence[BlockCost], slots: int, nbytes: int, *, leading: bool)
     fitting = [placement for placement in found if placement.device_bytes <= nbytes]
     if not fitting:
         raise ValueError(f"the blocks take at least {least_bytes(costs, slots)} bytes, and {nbytes} are there")
-    best = min(fitting, key=lambda placement: (step_time(costs, placement.residents, placement.slots), -placement.resident_bytes))
+    close = _CLOSE * bound(costs, range(len(costs)))
+    best = min(fitting, key=lambda found: (max(step_time(costs, found.residents, found.slots), close), -found.resident_bytes))
     return best if leading else _improve(costs, best, slots, nbytes, fill=True)
 
 
@@ -211,15 +215,35 @@ def _filled(costs: Sequence[BlockCost], slots: int, size: int, nbytes: int, *, l
     room = nbytes - _placement(costs, kept, slots).device_bytes
     if room < 0:
         return
-    total, passed, held = sum(costs[index].nbytes for index in others), 0, 0
+    flow = _flow(costs, others, room)
+    held, sent, due = 0, 0.0, 0.0
     for index in others:
-        need = costs[index].nbytes
-        passed += need
-        if held + need <= room and (leading or 2 * (room * passed - total * held) >= total * need):
+        cost = costs[index]
+        due += flow[index]
+        if held + cost.nbytes <= room and (leading or sent + cost.copy / 2 > due):
             kept.add(index)
-            held += need
+            held += cost.nbytes
+        else:
+            sent += cost.copy
     yield kept
     yield _topped(costs, kept, slots, nbytes)  # what rounding left
+
+
+def _flow(costs: Sequence[BlockCost], others: Sequence[int], room: int) -> dict[int, float]:
+    """Return the seconds of copies that should go by each block, when as many bytes of some blocks stay as there is room for.
+
+    What streams is shared out by computation, so that neither engine waits for the other; no block has more than its own copy, and
+    what that leaves over is shared by the rest.
+    """
+    copies, total = sum(costs[index].copy for index in others), sum(costs[index].nbytes for index in others)
+    left = copies * max(1 - room / max(total, 1), 0.0)
+    pace = {index: max(costs[index].compute, 1e-12) for index in others}
+    work, flow = sum(pace.values()), {}
+    for index in sorted(others, key=lambda index: costs[index].copy / pace[index]):
+        flow[index] = min(costs[index].copy, left * pace[index] / work)
+        left -= flow[index]
+        work -= pace[index]
+    return flow
 
 
 def _topped(costs: Sequence[BlockCost], residents: Collection[int], slots: int, nbytes: int) -> set[int]:

@@ -86,11 +86,14 @@ def test_large_blocks_stay_where_that_makes_slots_small():
     assert found.device_bytes <= 140
 
 
-def test_unequal_blocks():
-    """Nineteen large and 38 small blocks, as Flux has: no random placement of the same bytes is more than 2 % faster."""
+@pytest.mark.parametrize("proportional", [False, True], ids=["alike", "by bytes"])
+def test_unequal_blocks(proportional):
+    """Nineteen large and 38 small blocks, as Flux has, that compute alike, or by their bytes: no random placement is 2 % faster."""
     sizes, chance = [144] * 19 + [60] * 38, random.Random(0)
     for budget in range(440, sum(sizes), 900):
         costs = BlockCost.balanced(sizes, sum(sizes) - budget)
+        if proportional:
+            costs = [BlockCost(size * (1 - budget / sum(sizes)), size, size) for size in sizes]
         found = choose_residents(costs, 3, nbytes=budget)
         assert found.device_bytes <= budget
         seconds = step_time(costs, found.residents, found.slots)
@@ -101,6 +104,15 @@ def test_unequal_blocks():
                     kept.add(index)
             if _bytes(sizes, kept, 3) <= budget:
                 assert seconds <= 1.02 * step_time(costs, kept, 3)
+
+
+def test_copies_keep_pace_with_computation():
+    """Blocks that compute alike: where they are large, more of them stay, so that the copies of each part fit beside its computation."""
+    sizes = [100] * 20 + [50] * 20
+    costs = [BlockCost(1.0, size / 30, size) for size in sizes]
+    found = choose_residents(costs, 3, nbytes=1900)
+    assert step_time(costs, found.residents, found.slots) <= 1.03 * bound(costs, found.residents)
+    assert sum(index < 20 for index in found.residents) > 1.5 * sum(index >= 20 for index in found.residents)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.data())
