@@ -75,6 +75,8 @@ def run(  # noqa: PLR0913  (options of a command line)
     device_memory: Annotated[str | None, typer.Option(help="Upper bound on weights on the device, such as 12GiB.")] = None,
     capacity: Annotated[str | None, typer.Option(help="Size of the simulated device, such as 2MiB.")] = None,
     output: Annotated[Path | None, typer.Option(help="The PNG; left out: in outputs/.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="A PNG of what was copied, computed and waited for when.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="The same as JSON, for ui.perfetto.dev or chrome://tracing.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise that the picture starts from.")] = 0,
     no_pin: Annotated[bool, typer.Option("--no-pin", help="Leave host memory pageable.")] = False,
@@ -82,6 +84,7 @@ def run(  # noqa: PLR0913  (options of a command line)
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make a picture with offloaded weights, and show what was moved."""
+    from omni_offload.cli.recordings import RecordingFiles
     from omni_offload.cli.run import run_target
     from omni_offload.cli.show import show
 
@@ -93,6 +96,7 @@ def run(  # noqa: PLR0913  (options of a command line)
         device_memory=device_memory,
         capacity=capacity,
         output=output,
+        files=RecordingFiles(timeline=timeline, trace=trace),
         steps=steps,
         seed=seed,
         pin_memory=not no_pin,

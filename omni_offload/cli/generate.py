@@ -1,7 +1,7 @@
 """One picture, offloaded, with everything measured; and the same picture by a resident run, to compare."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import attrs
 import torch
 from rich.console import Console
 
+from omni_offload.backends import OffloadBackend
 from omni_offload.cli.places import Kind, Place, fewer_threads
 from omni_offload.cli.problems import InputError
 from omni_offload.cli.progress import shown_progress, shown_wait
@@ -18,7 +19,7 @@ from omni_offload.errors import OffloadError
 from omni_offload.mixins import OmniOffloadMixin
 from omni_offload.plan import ResolvedOffloadPlan, Treatment, resolve_offload_plan
 from omni_offload.testing import sim
-from omni_offload.trace import ComponentReport
+from omni_offload.trace import ComponentReport, Recording
 
 __all__ = ["Outcome", "Request", "generate"]
 
@@ -76,6 +77,7 @@ class Request:
         config: How it is offloaded.
         capacity: Bytes of the simulated device; None: chosen, to hold the largest component and the activations.
         compare: Whether a resident run is made too, where the device is a real one.
+        keep: What the recording of the offloaded run is given to, also of one that failed; None: it is not recorded.
     """
 
     job: Job
@@ -83,6 +85,7 @@ class Request:
     config: OffloadConfig
     capacity: int | None = None
     compare: bool = True
+    keep: Callable[[Recording], None] | None = None
 
 
 def generate(request: Request, console: Console) -> Outcome:
@@ -104,7 +107,7 @@ def generate(request: Request, console: Console) -> Outcome:
     if not isinstance(pipeline, OmniOffloadMixin):
         raise InputError(f"{type(pipeline).__name__} does not inherit OmniOffloadMixin, so it has no offload to run with")
     plan = resolve_offload_plan(pipeline, request.config)
-    run = _Run(job=request.job, pipeline=pipeline, plan=plan, device=place.device, console=console)
+    run = _Run(job=request.job, pipeline=pipeline, plan=plan, device=place.device, console=console, keep=request.keep)
     with fewer_threads(run.weight_bytes):
         if place.kind is Kind.CPU:
             return run.on_cpu()
@@ -123,6 +126,7 @@ class _Run:
     plan: ResolvedOffloadPlan
     device: torch.device
     console: Console
+    keep: Callable[[Recording], None] | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -179,7 +183,7 @@ class _Run:
         held = self._held()
         with self.pipeline.enable_omni_offload(self.plan.config, device=self.device) as backend:
             torch.accelerator.reset_peak_memory_stats(self.device)
-            outputs = self._call(f"offloaded on {self.device}")
+            outputs = self._recorded(backend)
             torch.accelerator.synchronize(self.device)
             peak = torch.accelerator.max_memory_allocated(self.device)
             report = backend.report()
@@ -191,6 +195,19 @@ class _Run:
             weight_bytes=self.weight_bytes,
             peak=peak - held,
         )
+
+    def _recorded(self, backend: OffloadBackend) -> list[torch.Tensor]:
+        """Run, and give away what was recorded, also where the run fails."""
+        label = f"offloaded on {self.device}"
+        if self.keep is None:
+            return self._call(label)
+        recording = None
+        try:
+            with backend.record() as recording:
+                return self._call(label)
+        finally:
+            if recording is not None and recording.complete:
+                self.keep(recording)
 
     def _resident(self) -> _Resident:
         """Run with all weights on the device, which is free again afterwards."""

@@ -8,7 +8,7 @@ import torch
 
 from omni_offload.cli.problems import InputError
 
-__all__ = ["check_output", "default_output", "save_png", "tile"]
+__all__ = ["check_file", "check_output", "default_output", "save_png", "tile"]
 
 _SMALLEST_SIDE = 256
 """Pixels: smaller pictures are enlarged, each pixel as a square."""
@@ -24,7 +24,7 @@ def default_output(name: str, prompt: str | None) -> Path:
 
 
 def check_output(path: Path, *, make_folder: bool) -> None:
-    """Make sure that a file can be written, by opening it; one that is there keeps its contents.
+    """Make sure that the picture can be written.
 
     Args:
         path: The file.
@@ -33,10 +33,26 @@ def check_output(path: Path, *, make_folder: bool) -> None:
     Raises:
         InputError: It cannot.
     """
-    if path.suffix.lower() != ".png":
-        raise InputError(f"the picture is a PNG, so --output must end in .png, not {path.name!r}")
+    check_file(path, option="--output", suffix=".png", what="the picture", make_folder=make_folder)
+
+
+def check_file(path: Path, *, option: str, suffix: str, what: str, make_folder: bool = False) -> None:
+    """Make sure that a file can be written, by opening it; one that is there keeps its contents.
+
+    Args:
+        path: The file.
+        option: What named it.
+        suffix: What its name must end in: `.png`.
+        what: What is written there.
+        make_folder: Whether its folder is made where it is missing.
+
+    Raises:
+        InputError: It cannot.
+    """
+    if path.suffix.lower() != suffix:
+        raise InputError(f"{what} is a {suffix[1:].upper()}, so {option} must end in {suffix}, not {path.name!r}")
     if path.is_dir():
-        raise InputError(f"--output {path} is a folder; name a file in it")
+        raise InputError(f"{option} {path} is a folder; name a file in it")
     new = not path.exists()
     try:
         if make_folder:
@@ -46,7 +62,7 @@ def check_output(path: Path, *, make_folder: bool) -> None:
         if new:
             path.unlink()
     except OSError as error:
-        raise InputError(f"the picture cannot be written to {path}: {error.strerror or error}") from error
+        raise InputError(f"{what} cannot be written to {path}: {error.strerror or error}") from error
 
 
 def tile(outputs: Sequence[torch.Tensor]) -> torch.Tensor:

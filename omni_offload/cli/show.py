@@ -11,6 +11,7 @@ from rich.table import Table
 
 from omni_offload.cli.generate import Outcome
 from omni_offload.cli.places import Kind, Place
+from omni_offload.cli.recordings import RecordingFiles
 from omni_offload.config import format_bytes
 
 __all__ = ["Summary", "show"]
@@ -26,6 +27,7 @@ class Summary:
     place: Place
     outcome: Outcome
     output: Path
+    files: RecordingFiles
     seconds: float
 
     def to_json(self) -> str:
@@ -49,9 +51,15 @@ class Summary:
             "races": outcome.races,
             "components": [attrs.asdict(component) for component in outcome.components],
             "output": str(self.output),
+            "timeline": _text(self.files.timeline),
+            "trace": _text(self.files.trace),
             "seconds": round(self.seconds, 3),
         }
         return json.dumps(data, indent=2)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def show(summary: Summary, console: Console) -> None:
@@ -99,6 +107,10 @@ def _lines(summary: Summary) -> list[str]:
     lines.append(f"equal to a resident run: {_equal(outcome)}")
     if outcome.races is not None:
         lines.append(f"missing waits found: {outcome.races}")
+    if summary.files.timeline is not None:
+        where.append(f"timeline: {summary.files.timeline}")
+    if summary.files.trace is not None:
+        where.append(f"trace: {summary.files.trace} (ui.perfetto.dev shows it)")
     return [*lines, *where]
 
 
