@@ -205,7 +205,7 @@ class Accelerator:
 
     def current_stream(self) -> torch.Stream:
         """Return the stream that the caller's kernels go to."""
-        return torch.accelerator.current_stream(self.device)
+        return torch.accelerator.current_stream(self.device.index)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return `nbytes` of device memory (uint8) that belong to the copy stream.

@@ -1,6 +1,7 @@
 """In which order the blocks of a ring run: the declared order at first, then what the last pass did."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 __all__ = ["BlockOrder"]
 
@@ -45,5 +46,6 @@ class BlockOrder:
 
     def upcoming(self) -> Iterator[int]:
         """Yield the blocks expected from here on, in order: to the end of the pass, and from the start of the next to here."""
-        yield from self._expected[self._next :]
-        yield from self._expected[: self._next]
+        expected, at = self._expected, self._next
+        yield from islice(expected, at, None)
+        yield from islice(expected, at)

@@ -68,6 +68,9 @@ class BlockRing:
             except BaseException:
                 self.close()
                 raise
+        for slot in self.pool:
+            if slot.tenant is not None:
+                slot.tenant.check()
         self._prefetch()
 
     def end(self) -> None:
@@ -163,22 +166,23 @@ class BlockRing:
 
     def _free_slot(self, wanted: set[int]) -> Slot | None:
         """Return a slot that no running and no wanted block is in: an empty one, else that of the block needed last."""
-        free = [slot for slot in self.pool if slot.tenant is None]
-        if free:
-            return free[0]
-        idle = {slot.tenant.index: slot for slot in self.pool if slot.tenant is not None and slot.tenant.index not in self._depths}
-        for index in wanted:
-            idle.pop(index, None)
-        for index in self._order.upcoming():
-            if len(idle) == 1:
-                break
-            idle.pop(index, None)
-        slot = next(iter(idle.values()), None)
-        if slot is not None and slot.tenant is not None:
-            self._counters.wasted_copies += slot.tenant.index in self._ahead
-            self._ahead.discard(slot.tenant.index)
-            slot.tenant.leave()
-        return slot
+        idle: dict[int, Slot] = {}
+        for slot in self.pool:
+            if slot.tenant is None:
+                return slot
+            if slot.tenant.index not in self._depths and slot.tenant.index not in wanted:
+                idle[slot.tenant.index] = slot
+        if len(idle) > 1:
+            for index in self._order.upcoming():
+                idle.pop(index, None)
+                if len(idle) == 1:
+                    break
+        found = next(iter(idle.values()), None)
+        if found is not None and found.tenant is not None:
+            self._counters.wasted_copies += found.tenant.index in self._ahead
+            self._ahead.discard(found.tenant.index)
+            found.tenant.leave()
+        return found
 
     def _prefetch(self) -> None:
         """Fetch the blocks that are expected next, as far as there are slots; running out of memory cannot happen here."""

@@ -56,12 +56,14 @@ class ComponentOwner:
     def activate(self, activation: "Activation") -> bool:
         """Bind the weights to their device copies, for one activation more; the current stream waits for the copies.
 
+        The caller has validated the residency.
+
         Returns:
             Whether anything had to be copied.
         """
         with self.lock:
             self.active.append(activation)
-            copied = self.residency.fetch() if len(self.active) == 1 else False
+            copied = self.residency.fetch(validated=True) if len(self.active) == 1 else False
             self.residency.bind()
             if (recorder := self.context.accelerator.recorder) is not None:
                 recorder.begins(self.name, whole=True)

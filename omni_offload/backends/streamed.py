@@ -15,6 +15,7 @@ from omni_offload.discovery import module_at
 from omni_offload.errors import OffloadConfigError
 from omni_offload.plan import PlannedComponent, streamed_blocks
 from omni_offload.residency import BlockResidency, ModuleResidency, Partition, ResidencyContext, SlotPool
+from omni_offload.residency.context import LATE_PIN_BYTES
 from omni_offload.residency.managed import unwatched
 from omni_offload.residency.tables import collect
 from omni_offload.residency.tensors import Entry
@@ -39,6 +40,7 @@ class StreamedResidency(ModuleResidency):
 
     def __init__(self, partition: Partition, *, slots: int, name: str, context: ResidencyContext) -> None:
         self._partition = partition
+        self._reselects = False
         super().__init__(partition.component, context.accelerator.device, name=name, context=context)
         self.blocks = [BlockResidency(partition, index, context, self.counters) for index in range(len(partition.blocks))]
         self.ring = BlockRing(name, SlotPool(context.accelerator, context.meter), self.counters)
@@ -101,6 +103,7 @@ class StreamedResidency(ModuleResidency):
     def _reselect(self) -> None:
         for block in self.blocks:
             block.reselect()
+        self._reselects = False
 
     def idle_blocks(self) -> Iterator[OnHost]:
         """Yield the streamed blocks that do not run."""
@@ -176,12 +179,16 @@ class StreamedResidency(ModuleResidency):
 
     @override
     def validate(self, *, thorough: bool = False) -> bool:
-        changed = super().validate(thorough=thorough)
-        if changed:
+        changed = super().validate(thorough=thorough)  # of the tables of the blocks too
+        if changed or self._reselects:
             self._reselect()
-        else:
-            changed = sum(block.validate(thorough=thorough) for block in self.blocks) > 0
-        return changed
+            return True
+        return sum(block.renew() for block in self.blocks) > 0
+
+    @override
+    def _regroup(self, *, pin_from: int | None = LATE_PIN_BYTES) -> None:
+        self._reselects = True  # until it is done, also where an interrupt comes between
+        super()._regroup(pin_from=pin_from)
 
     @override
     def forget_copies(self) -> None:
@@ -190,8 +197,8 @@ class StreamedResidency(ModuleResidency):
             block.forget_copies()
 
     @override
-    def fetch(self) -> bool:
-        copied = super().fetch()
+    def fetch(self, *, validated: bool = False) -> bool:
+        copied = super().fetch(validated=validated)
         try:
             self.ring.begin(self.slots, self.slot_bytes)
         except BaseException:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from typing_extensions import override
 
+from omni_offload.residency.bundle import Bundle
 from omni_offload.residency.context import ResidencyContext
 from omni_offload.residency.device import DeviceCopy
 from omni_offload.residency.group import Group
@@ -36,6 +37,8 @@ class BlockResidency(ModuleResidency):
         self.index = index
         self.slot: Slot | None = None
         self._partition = partition
+        self._bundle: Bundle | None = None
+        self._one_by_one: Sequence[Group] | None = None
         self._moved_in: Sequence[Group] | None = None
         self._copies: dict[Slot, tuple[Sequence[Group], list[DeviceCopy]]] = {}
         name, self.module = partition.blocks[index]
@@ -60,11 +63,45 @@ class BlockResidency(ModuleResidency):
     def _regroup(self, *, pin_from: int | None = 1) -> None:
         super()._regroup(pin_from=pin_from)  # what is copied in every step is worth pinning, however small
 
+    @override
+    def _set_groups(self, groups: list[Group]) -> None:
+        self._part()
+        super()._set_groups(groups)
+
+    def _part(self) -> None:
+        """From here on the groups are looked at one by one, until the block moves into a slot again."""
+        if self._bundle is not None:
+            self._bundle.part()
+            self._bundle = None
+
+    def renew(self) -> bool:
+        """Group the tensors anew if one was moved to other memory, or its bytes became another's too; returns whether."""
+        with self._lock, unwatched():
+            if self._groups is None or any(self in group.bound for group in self._groups) or not self._moved():
+                return False
+            self._regroup()
+            return True
+
+    @override
+    def _moved(self) -> bool:
+        bundle = self._bundle
+        if bundle is not None and bundle.formed:
+            return not (bundle.bound or bundle.intact())
+        return super()._moved()
+
     @property
     def current(self) -> bool:
-        """Whether a slot holds the weights as their masters are now, landed or on their way."""
+        """Whether a slot holds the weights as their masters are now, landed or on their way; by version counters alone, if it can."""
         with self._lock, unwatched():
+            if self._bundle is not None and self._bundle.formed:
+                return self._bundle.current()
             return self.slot is not None and all(group.current() for group in self._groups or ())
+
+    def check(self) -> None:
+        """Count the device copy as stale if the masters were edited in a way that no version counter tells. Once a pass."""
+        with self._lock, unwatched():
+            if self._bundle is not None:
+                self._bundle.check()
 
     def fetch_into(self, slot: Slot) -> None:
         """Queue the copy of the weights into a slot, after all that runs on what was in it; the host does not block (pinned masters)."""
@@ -76,16 +113,24 @@ class BlockResidency(ModuleResidency):
                 self._move_in(slot, groups)
             if (recorder := self._accelerator.recorder) is not None:
                 recorder.copies_for(self.name)
-            self.counters.bytes_in += copy_in(groups, self._accelerator, self._context)
+            if self._bundle is not None:
+                self.counters.bytes_in += self._bundle.copy_in(slot, self._context)
+            else:
+                self.counters.bytes_in += copy_in(groups, self._accelerator, self._context)
 
     def _move_in(self, slot: Slot, groups: Sequence[Group]) -> None:
-        known, copies = self._copies.get(slot, (None, []))
-        if known is not groups:
-            copies = self._make_copies(slot, groups)
-        for group, copy in zip(groups, copies, strict=True):
-            slot.take(group, copy.offset, 0)
-            group.copy = copy
-            group.hold(self)
+        if self._bundle is None and self._one_by_one is not groups and Bundle.fits(groups, self):
+            self._bundle = Bundle(groups, self)  # before it is formed, so that an interrupt is undone
+            self._bundle.form()
+        if self._bundle is not None:
+            self._bundle.move_in(slot)
+        else:
+            known, copies = self._copies.get(slot, (None, []))
+            if known is not groups:
+                copies = self._make_copies(slot, groups)
+            for group, copy in zip(groups, copies, strict=True):
+                group.copy = copy
+                group.hold(self)
         self._moved_in = groups
 
     def _make_copies(self, slot: Slot, groups: Sequence[Group]) -> list[DeviceCopy]:
@@ -98,11 +143,61 @@ class BlockResidency(ModuleResidency):
         self._copies[slot] = groups, copies
         return copies
 
+    @override
+    def bind(self) -> None:
+        with self._lock, unwatched():
+            if self._bundle is not None and self._bundle.formed:
+                if self.slot is not None:
+                    self._await([self.slot.ready])
+                if self._bundle.bind():
+                    self._follow()
+                    return
+                self._part()
+            super().bind()
+
+    @override
+    def unbind(self, *, force: bool = False, copy_back: bool = False) -> None:
+        with self._lock, unwatched():
+            bundle = self._bundle
+            if bundle is not None and bundle.formed and bundle.bound and not (force or copy_back):
+                if self.slot is not None:
+                    self.slot.uses.update(self._uses())
+                if bundle.unbind():
+                    self._follow()
+                    return
+                self._one_by_one = bundle.groups  # what writes its weights once may do so in every step
+            self._part()
+            super().unbind(force=force, copy_back=copy_back)
+
+    @override
+    def mark_written(self) -> None:
+        self._part()
+        super().mark_written()
+
+    @override
+    def forget_copies(self) -> None:
+        with self._lock:
+            if self._bundle is not None:
+                self._bundle.forget()
+            else:
+                super().forget_copies()
+
+    @override
+    def drop(self) -> None:
+        with self._lock, unwatched():
+            bundle = self._bundle
+            if bundle is not None and bundle.formed and not bundle.bound:
+                bundle.move_out()
+            else:
+                self._part()
+                super().drop()
+
     def leave(self) -> None:
         """Leave the slot; the weights must not be bound to it."""
         with self._lock:
             self.drop()
             slot, self.slot = self.slot, None
+            self._moved_in = None
             if slot is not None and slot.tenant is self:
                 slot.tenant = None
 

@@ -61,6 +61,10 @@ class DerivedTensors:
                 value = state[name] = value.detach().cpu() if known is None else known.detach()
             self._at_home[index] = value
 
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._places)
+
     def commit(self) -> None:
         """Let go of what only an undo needs."""
         self._origins = []

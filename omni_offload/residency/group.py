@@ -5,13 +5,38 @@ An interrupt may land on any line: `unsure` is set before bindings change and cl
 
 from collections.abc import Iterable
 
+import attrs
 import torch
 
 from omni_offload.residency.device import DeviceBuffer, DeviceCopy
 from omni_offload.residency.host import HostMaster
 from omni_offload.residency.tensors import Entry, Placement, is_shaped, view_of
 
-__all__ = ["Group"]
+__all__ = ["Binding", "Group"]
+
+
+@attrs.define(eq=False)
+class Binding:
+    """Which of host and device the tensors of a group are bound to, and for whom; groups that move as one have it in common.
+
+    Attributes:
+        holders: Residencies that hold the device copy.
+        bound: Those that have the tensors bound to it. Two components that share a group nest.
+        unsure: Whether a change of binding was begun and not finished.
+        copy: The device copy.
+    """
+
+    holders: set[object] = attrs.field(factory=set)
+    bound: set[object] = attrs.field(factory=set)
+    unsure: bool = False
+    copy: DeviceCopy | None = None
+
+    def copy_of(self, group: "Group") -> DeviceCopy | None:  # noqa: ARG002  (several groups may have it in common)
+        """Return the device copy of a group that has this binding; None where there is none."""
+        return self.copy
+
+    def part(self) -> None:
+        """Give each of several groups that have it in common a binding of its own, as it is now. Idempotent."""
 
 
 class Group:
@@ -19,10 +44,12 @@ class Group:
 
     Attributes:
         users: Residencies that know the group.
-        holders: Those that hold its device copy.
-        bound: Those that have its tensors bound to the device copy. Two components that share a group nest.
-        unsure: Whether a change of binding was begun and not finished.
+        binding: What its tensors are bound to.
         written: Whether what is bound counts as written, so that it is copied back when the last user lets go.
+        tensors: The tensor objects of its entries.
+        offsets: Where in the group's bytes each lies.
+        counters: The tensors whose version counters tell of a write to them.
+        suspects: The entries that may be written without one.
         superseded: Whether its tensors were grouped anew; residencies that know it regroup.
         found_bytes: Bytes that were copied from the device when the group was made, because the weights were found there.
         origin: What the tensors were bound to before, where an undo may have to put it back.
@@ -34,17 +61,48 @@ class Group:
         self.found_bytes = 0
         self.origin: tuple[torch.Tensor, ...] | None = None
         self.master: HostMaster | None = None
-        self.copy: DeviceCopy | None = None
         self.users: set[object] = set()
-        self.holders: set[object] = set()
-        self.bound: set[object] = set()
-        self.unsure = False
+        self.binding = Binding()
         self.written = False
         self.superseded = False
-        self._offsets = placement.offsets
-        self._tensors = [entry.tensor for entry in self.entries]
-        self._counters = [tensor for entry in self.entries for tensor in entry.counters]
-        self._suspects = [entry for entry in self.entries if not entry.counters or entry.buffer_of is not None]
+        self.offsets = placement.offsets
+        self.tensors = [entry.tensor for entry in self.entries]
+        self.counters = [tensor for entry in self.entries for tensor in entry.counters]
+        self.suspects = [entry for entry in self.entries if not entry.counters or entry.buffer_of is not None]
+
+    @property
+    def holders(self) -> set[object]:
+        """Residencies that hold the device copy."""
+        return self.binding.holders
+
+    @property
+    def bound(self) -> set[object]:
+        """Residencies that have the tensors bound to the device copy."""
+        return self.binding.bound
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a change of binding was begun and not finished."""
+        return self.binding.unsure
+
+    @unsure.setter
+    def unsure(self, value: bool) -> None:
+        self.binding.unsure = value
+
+    @property
+    def copy(self) -> DeviceCopy | None:
+        """The device copy; None where there is none."""
+        return self.binding.copy_of(self)
+
+    @copy.setter
+    def copy(self, copy: DeviceCopy | None) -> None:
+        self.binding.copy = copy
+
+    def add_user(self, user: object) -> None:
+        """Note that a residency knows the group. One that is known to a second one has nothing in common with others."""
+        if user not in self.users:
+            self.binding.part()
+        self.users.add(user)
 
     # ---- host ------------------------------------------------------------------------------------------------------------
 
@@ -59,19 +117,19 @@ class Group:
         if self.master is not None:
             with torch.inference_mode(mode=False):
                 raw = self.master.raw.clone()
-            pairs = zip(self._tensors, self._offsets, strict=True)
+            pairs = zip(self.tensors, self.offsets, strict=True)
             self.adopt(HostMaster(raw, tuple(view_of(raw, at, tensor) for tensor, at in pairs)))
 
     def intact(self) -> bool:
         """Whether every tensor is bound to the master, as it was left."""
         master = self.master
-        return master is not None and not self.superseded and all(map(is_shaped, self._tensors, master.shapes))
+        return master is not None and not self.superseded and all(map(is_shaped, self.tensors, master.shapes))
 
     def as_bound(self) -> bool:
         """Whether every tensor is where the group bound it: at the device copy, or else at the master."""
         if not self.bound or self.copy is None:
             return self.intact()
-        return all(self.copy.here(self._tensors))
+        return all(self.copy.here(self.tensors))
 
     def repair(self) -> None:
         """Finish a binding to the master that an interrupt cut short; what the user has moved is left alone."""
@@ -86,7 +144,7 @@ class Group:
     def _bind_to(self, views: Iterable[torch.Tensor]) -> None:
         """Bind every tensor object to a view; the objects and their version counters stay."""
         self.unsure = True
-        for tensor, view in zip(self._tensors, views, strict=False):
+        for tensor, view in zip(self.tensors, views, strict=False):
             tensor.data = view
         self.unsure = False
 
@@ -120,7 +178,7 @@ class Group:
         return copy.versions == self._versions() and copy.fingerprint == master.fingerprint()
 
     def _versions(self) -> list[int]:
-        return [tensor._version for tensor in self._counters]  # noqa: SLF001  (the counter has no public name)
+        return [tensor._version for tensor in self.counters]  # noqa: SLF001  (the counter has no public name)
 
     def bind(self, user: object) -> None:
         """Bind every tensor to the device copy, for one more user."""
@@ -135,10 +193,16 @@ class Group:
         elif not self.unsure:
             self.bound.add(user)
             return
-        views = copy.views[0] if copy.views is not None else copy.make_views(master.views, self._offsets)
+        views = self.views_on(copy)
         self.unsure = True
         self.bound.add(user)
         self._bind_to(views)
+
+    def views_on(self, copy: DeviceCopy) -> tuple[torch.Tensor, ...]:
+        """Return what the tensors are bound to where they are bound to a device copy; made once."""
+        if copy.views is not None or self.master is None:
+            return () if copy.views is None else copy.views[0]
+        return copy.make_views(self.master.views, self.offsets)
 
     def unbind(self, user: object, *, force: bool = False, copy_back: bool = False) -> int:
         """Let go of the device copy for one user; with the last, bind the tensors to the master again.
@@ -165,7 +229,7 @@ class Group:
         return moved
 
     def _to_master(self, master: HostMaster, copy: DeviceCopy, *, copy_back: bool) -> int:
-        here = copy.here(self._tensors)
+        here = copy.here(self.tensors)
         if True not in here:
             if self.intact():
                 self.unsure = False
@@ -173,12 +237,12 @@ class Group:
                 copy.fingerprint = None
             return 0
         versions = self._versions()
-        written = copy_back or versions != copy.versions or (self._suspects and any(e.always_written() for e in self._suspects))
+        written = copy_back or versions != copy.versions or (self.suspects and any(e.always_written() for e in self.suspects))
         if written:
             copy.fingerprint = None
             copy.buffer.accelerator.to_host(copy.raw, master.raw)
         self.unsure = True
-        for tensor, view, is_here in zip(self._tensors, master.views, here, strict=False):
+        for tensor, view, is_here in zip(self.tensors, master.views, here, strict=False):
             if is_here:
                 tensor.data = view
         self.unsure = False

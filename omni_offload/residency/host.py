@@ -14,6 +14,7 @@ __all__ = ["ByteMeter", "HostMaster", "StagingRing", "master_of", "next_offset"]
 
 #: Sampled values a group; a fused adapter changes nearly every one of them.
 _SAMPLES = 16
+_WORD = 8
 _STAGING_CHUNKS = 2
 
 
@@ -49,6 +50,7 @@ class HostMaster:
         region: The pinned arena the bytes lie in, if any.
         offset: Where in the region.
         shapes: Per view, what tells that a tensor is bound to it.
+        sampled: Where in the bytes the values lie that stand for them: words of 8 bytes, or single bytes where there are fewer.
     """
 
     raw: torch.Tensor
@@ -56,6 +58,7 @@ class HostMaster:
     region: PinnedMemory | None = None
     offset: int = 0
     shapes: tuple[Shape, ...] = attrs.field(init=False)
+    sampled: tuple[int, ...] = attrs.field(init=False)
     _samples: tuple[ctypes.c_int64 | ctypes.c_uint8, ...] = attrs.field(init=False)
     _address: int = attrs.field(init=False)
 
@@ -63,14 +66,18 @@ class HostMaster:
     def _make_shapes(self) -> tuple[Shape, ...]:
         return tuple(map(shape_of, self.views))
 
+    @sampled.default
+    def _choose_samples(self) -> tuple[int, ...]:
+        nbytes = self.raw.numel()
+        if nbytes < _WORD:
+            return tuple(range(nbytes))
+        last = nbytes - _WORD
+        return tuple(sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}))
+
     @_samples.default
     def _make_samples(self) -> tuple[ctypes.c_int64 | ctypes.c_uint8, ...]:
-        base, nbytes = self.raw.data_ptr(), self.raw.numel()
-        if nbytes < 8:
-            return tuple(ctypes.c_uint8.from_address(base + i) for i in range(nbytes))
-        last = nbytes - 8
-        places = sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)})
-        return tuple(ctypes.c_int64.from_address(base + place) for place in places)
+        base, kind = self.raw.data_ptr(), ctypes.c_uint8 if self.raw.numel() < _WORD else ctypes.c_int64
+        return tuple(kind.from_address(base + place) for place in self.sampled)
 
     @_address.default
     def _make_address(self) -> int:

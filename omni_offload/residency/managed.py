@@ -105,12 +105,12 @@ class ManagedTensors:
     @property
     def padded_bytes(self) -> int:
         """Device bytes that loading takes, with every group rounded up to the alignment."""
-        return sum(map(align, self._sizes))
+        return self._padded
 
     @property
     def master_bytes(self) -> int:
         """Host bytes that the masters take, with every group rounded up to the alignment."""
-        return sum(map(align, self._sizes))
+        return self._padded
 
     @property
     def device_bytes(self) -> int:
@@ -184,11 +184,15 @@ class ManagedTensors:
 
     def _measure(self) -> None:
         with unwatched():
-            self._sizes = [placement.nbytes for placement in group_by_bytes(self._entries)]
+            self._set_sizes(placement.nbytes for placement in group_by_bytes(self._entries))
+
+    def _set_sizes(self, sizes: Iterable[int]) -> None:
+        self._sizes = [*sizes]
+        self._padded = sum(map(align, self._sizes))
 
     def _set_groups(self, groups: list[Group]) -> None:
         for group in groups:
-            group.users.add(self)
+            group.add_user(self)
             self.counters.bytes_out += group.found_bytes
             group.found_bytes = 0
         kept = {*groups}
@@ -197,13 +201,13 @@ class ManagedTensors:
                 group.users.discard(self)
                 group.drop(self)
         self._groups = groups
-        self._sizes = [group.nbytes for group in groups]
+        self._set_sizes(group.nbytes for group in groups)
 
     def _follow(self) -> None:
         """Let every tensor with inner tensors be where these are bound, and none that is computed outlive its use. Idempotent."""
         for wrapper in self._tables.wrappers:
             wrapper.follow()
-        if self._begun and not any(self in group.bound for group in self._groups or ()):
+        if self._begun and self._tables.derived and not any(self in group.bound for group in self._groups or ()):
             self._tables.derived.put_back()
 
     # ---- change ------------------------------------------------------------------------------------------------------------
@@ -221,11 +225,15 @@ class ManagedTensors:
             groups = self._groups
             if groups is None or any(self in group.bound for group in groups):
                 return False
-            changed = self._tables.changed() or not all(group.bound or group.intact() for group in groups)
+            changed = self._tables.changed() or self._moved()
             if changed or (thorough and self._tables.grown()):
                 self._regroup()
                 return True
             return False
+
+    def _moved(self) -> bool:
+        """Whether a tensor that is not bound to a device copy is in other memory than its master."""
+        return not all(group.bound or group.intact() for group in self._groups or ())
 
     def outdated(self) -> bool:
         """Whether a tensor was added, removed, replaced or moved since the weights were bound (for modules that stay loaded)."""

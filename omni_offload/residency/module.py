@@ -105,8 +105,11 @@ class ModuleResidency(ManagedTensors):
 
     # ---- device ------------------------------------------------------------------------------------------------------------
 
-    def fetch(self) -> bool:
+    def fetch(self, *, validated: bool = False) -> bool:
         """Queue copies of what the device does not hold as it is on the host; the host does not block (pinned masters).
+
+        Args:
+            validated: The caller has just called `validate`.
 
         Returns:
             Whether anything had to be copied.
@@ -116,7 +119,8 @@ class ModuleResidency(ManagedTensors):
         """
         with self._lock, unwatched():
             self.prepare()
-            self.validate()
+            if not validated:
+                self.validate()
             try:
                 return self._fetch(self._groups or ())
             except BaseException:
@@ -150,11 +154,15 @@ class ModuleResidency(ManagedTensors):
             self._follow()
 
     def _await_copies(self, groups: Sequence[Group]) -> None:
+        self._await({buffer.ready for buffer in buffers_of(group.copy for group in groups)})
+
+    def _await(self, landings: Iterable[torch.Event | None]) -> None:
+        """Let the current stream wait for copies; the host does not block."""
         stream, recorder = self._accelerator.current_stream(), self._accelerator.recorder
         self._streams[stream.stream_id] = stream
         if recorder is not None:
             recorder.waits(self.name)
-        for event in {buffer.ready for buffer in buffers_of(group.copy for group in groups)}:
+        for event in landings:
             if event is not None:
                 stream.wait_event(event)
         if recorder is not None:
@@ -198,17 +206,22 @@ class ModuleResidency(ManagedTensors):
                 group.written = self in group.bound
 
     def _note_use(self, groups: Sequence[Group]) -> None:
-        """Record the last use of the device copies, on every stream that was current at a binding or is now."""
+        """Record the last use of the device copies, and wait for their landing."""
+        events = self._uses()
+        for buffer in buffers_of(group.copy for group in groups):
+            buffer.uses.update(events)
+        self._await_landing(groups)
+
+    def _uses(self) -> dict[int, torch.Event]:
+        """Return, per stream that was current at a binding or is now, an event after what was queued there so far."""
         current = self._accelerator.current_stream()
         events = {current.stream_id: current.record_event()}
         for key, stream in self._streams.items():
             if key not in events:
                 events[key] = stream.record_event()
                 current.wait_event(events[key])
-        for buffer in buffers_of(group.copy for group in groups):
-            buffer.uses.update(events)
         self._streams.clear()
-        self._await_landing(groups)
+        return events
 
     def _await_landing(self, groups: Iterable[Group]) -> None:
         """Wait until what the module ran on has landed: a master may be edited from here on. The host blocks."""
@@ -231,7 +244,7 @@ class ModuleResidency(ManagedTensors):
             groups = [*(self._groups or ()), *self._context.known_groups(self._entries)]
             self._groups = list(dict.fromkeys(groups))
             for group in self._groups:
-                group.users.add(self)
+                group.add_user(self)
 
     def _repair(self) -> None:
         with unwatched():

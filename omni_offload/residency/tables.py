@@ -1,5 +1,6 @@
 """Which tensors a module has, which of them can be moved as bytes, and whether its tables changed since the last look."""
 
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,18 +33,24 @@ class Tables:
         self.wrappers = wrappers
         self._states = [module.__dict__ for module in modules]
         self.derived = DerivedTensors(self._states)
-        self._tables = [(state, name, (*state[name].values(),)) for state in self._states for name in _TABLES]
+        tables = self._read_tables()
+        self._lengths = [*map(len, tables)]
+        self._objects = [*itertools.chain.from_iterable(map(dict.values, tables))]
         self._attributes = [(state, name, value) for state in self._states for name, value in _tensor_attributes(state)]
 
     def changed(self) -> bool:
         """Whether an object was put into, taken out of or replaced in a table since the snapshot."""
-        for state, name, known in self._tables:
-            table = state[name]
-            if len(table) != len(known) or not all(map(operator.is_, table.values(), known)):
-                return True
+        tables = self._read_tables()
+        if self._lengths != [*map(len, tables)]:
+            return True
+        if not all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, tables)), self._objects)):
+            return True
         if any(state.get(name) is not known for state, name, known in self._attributes):
             return True
         return any(wrapper.changed() for wrapper in self.wrappers)
+
+    def _read_tables(self) -> list[dict[str, Any]]:
+        return [state[name] for state in self._states for name in _TABLES]
 
     def grown(self) -> bool:
         """Whether a module has a tensor attribute that it had not at the snapshot (slower than `changed`: reads every attribute)."""
