@@ -14,7 +14,16 @@ SETTINGS = (
     {},
     {"pin_memory": False},
     {"device_memory": "8MiB", "keep_between_calls": True},
+    {"config": "layer"},
+    *(
+        pytest.param(keys, marks=pytest.mark.exhaustive, id=str(keys))
+        for keys in (
+            {"config": "layer", "slots": 2, "pin_memory": False},
+            {"config": "layer", "keep_between_calls": True, "layer_options": {"dit": {"resident_layers": 2}}},
+        )
+    ),
 )
+MODES = ({}, pytest.param({"config": "layer"}, marks=pytest.mark.exhaustive, id="layer"))
 
 
 def inner(tensor):
@@ -47,11 +56,10 @@ def test_outputs_objects_and_bytes(make, settings, device, run, resident):
     assert not same(expected, run(FLUX.make_pipeline()))
     pipe = make()
     weights, size = facts(pipe.transformer), bytes_of(pipe.transformer)
-    within = []
+    within, block = [], pipe.transformer.transformer_blocks[1]
+    used = block if "config" in settings else pipe.transformer
     with pipe.enable_omni_offload(device=device, **settings) as backend:
-        pipe.transformer.transformer_blocks[1].register_forward_pre_hook(
-            lambda *_: within.append({t.device for w in pipe.transformer.parameters() for t in (w, *inner(w))})
-        )
+        block.register_forward_pre_hook(lambda *_: within.append({t.device for w in used.parameters() for t in (w, *inner(w))}))
         for _ in range(2):
             assert same(run(pipe), expected)
             assert {t.device.type for w in pipe.transformer.parameters() for t in (w, *inner(w))} == {"cpu"}
@@ -64,11 +72,12 @@ def test_outputs_objects_and_bytes(make, settings, device, run, resident):
     assert same(run(pipe), on_host)
 
 
-def test_state_dict_while_enabled(make, device, run):
+@pytest.mark.parametrize("settings", MODES, ids=str)
+def test_state_dict_while_enabled(make, settings, device, run):
     """A state dict taken while enabled holds whole weights on the host, which another pipeline loads."""
     pipe, twin = make(), make()
     on_host = run(pipe)
-    with pipe.enable_omni_offload(device=device):
+    with pipe.enable_omni_offload(device=device, **settings):
         run(pipe)
         state = pipe.transformer.state_dict()
         assert {t.device.type for w in state.values() for t in inner(w)} == {"cpu"}
@@ -76,38 +85,41 @@ def test_state_dict_while_enabled(make, device, run):
     assert same(run(twin), on_host)
 
 
-def test_deepcopy_while_enabled(to_int8, device, run):
+@pytest.mark.parametrize("settings", MODES, ids=str)
+def test_deepcopy_while_enabled(to_int8, settings, device, run):
     """A deepcopy made while enabled is independent, and can be offloaded itself."""
     pipe, twin = FLUX.make_pipeline(), FLUX.make_pipeline()
     to_int8(pipe.transformer)
-    with pipe.enable_omni_offload(device=device):
+    with pipe.enable_omni_offload(device=device, **settings):
         expected = run(pipe)
         twin.transformer = copy.deepcopy(pipe.transformer)
-        with twin.enable_omni_offload(device=device):
+        with twin.enable_omni_offload(device=device, **settings):
             assert same(run(twin), expected)
             assert same(run(pipe), expected)
     with torch.no_grad():
         twin.transformer.transformer_blocks[0].attn.to_q.weight.scale.zero_()
-    with pipe.enable_omni_offload(device=device):
+    with pipe.enable_omni_offload(device=device, **settings):
         assert same(run(pipe), expected)
 
 
-def test_enabled_from_the_device(make, device, run):
+@pytest.mark.parametrize("settings", MODES, ids=str)
+def test_enabled_from_the_device(make, settings, device, run):
     """A quantised pipeline that is on the device when offload is enabled is moved to the host, and runs the same."""
     pipe = make()
     pipe.to(device)
     expected = run(pipe)
-    with pipe.enable_omni_offload(device=device):
+    with pipe.enable_omni_offload(device=device, **settings):
         assert same(run(pipe), expected)
     assert {t.device.type for w in pipe.transformer.parameters() for t in (w, *inner(w))} == {"cpu"}
 
 
-def test_quantised_while_enabled(to_int8, device, run, resident):
+@pytest.mark.parametrize("settings", [{}, {"config": "layer"}], ids=str)
+def test_quantised_while_enabled(to_int8, settings, device, run, resident):
     """A DiT that is quantised between two calls is in force at the next, and counts with fewer bytes."""
     twin, pipe = FLUX.make_pipeline(), FLUX.make_pipeline()
     to_int8(twin.transformer)
     expected = resident(twin, device)
-    with pipe.enable_omni_offload(device=device) as backend:
+    with pipe.enable_omni_offload(device=device, **settings) as backend:
         run(pipe)
         before = next(one.weight_bytes for one in backend.report().components if one.name == "transformer")
         to_int8(pipe.transformer)
@@ -117,7 +129,8 @@ def test_quantised_while_enabled(to_int8, device, run, resident):
         assert {c.path: c.weight_bytes for c in resolve_offload_plan(pipe, make_config("module")).components}["transformer"] == after
 
 
-def test_loaded_by_diffusers_with_a_torchao_config(device, run, resident, tmp_path):
+@pytest.mark.parametrize("settings", MODES, ids=str)
+def test_loaded_by_diffusers_with_a_torchao_config(settings, device, run, resident, tmp_path):
     """A DiT that diffusers quantises while it loads it runs as the resident one does."""
     from diffusers import FluxTransformer2DModel, TorchAoConfig
     from torchao.quantization import Int8Tensor, Int8WeightOnlyConfig
@@ -130,5 +143,5 @@ def test_loaded_by_diffusers_with_a_torchao_config(device, run, resident, tmp_pa
         )
     assert any(type(weight) is Int8Tensor for weight in pipe.transformer.parameters())
     expected = resident(twin, device)
-    with pipe.enable_omni_offload(device=device):
+    with pipe.enable_omni_offload(device=device, **settings):
         assert same(run(pipe), expected)
