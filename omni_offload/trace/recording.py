@@ -13,7 +13,11 @@ __all__ = ["HeldBytes", "Lane", "Recording", "Span"]
 
 
 class Lane(Enum):
-    """What kind of thing a span is. Spans of one lane and one stream follow one another, but those of `USE` and `CALL`, which nest."""
+    """What kind of thing a span is.
+
+    Spans of one lane and one stream follow one another, but those of `USE`, which may nest. A stream counts as computing from the
+    moment when a component or a block may run until it is done, also where the host is late with its kernels.
+    """
 
     CALL = "calls"
     USE = "components in use"

@@ -23,8 +23,8 @@ _WIDTH = 14.0
 _SHADES = (0.9, 0.6)
 """Neighbours in a lane take turns, so that their border is seen."""
 
-_NAMED = 0.04
-"""Part of the picture's width from which on a span has its name written into it."""
+_NAMED = 0.004
+"""Part of the width that a letter takes; a span has its name written into it where there is room."""
 
 
 def draw(recording: Recording, path: Path) -> None:
@@ -45,7 +45,7 @@ def draw(recording: Recording, path: Path) -> None:
     for row, lane in enumerate(reversed(lanes)):
         _draw_lane(upper, row, recording.lane(lane), 1e3 * recording.seconds)
     upper.set_yticks(range(len(lanes)), [lane.value for lane in reversed(lanes)])
-    upper.set_ylim(-0.5, len(lanes) - 0.5)
+    upper.set_ylim(-0.5, max(len(lanes), 1) - 0.5)
     upper.set_title(f"{recording.title} on {recording.device}\ntimes by {recording.clock}", fontsize=9, loc="left", wrap=True)
     _draw_held(lower, recording)
     figure.savefig(path, format="png", dpi=110)
@@ -55,7 +55,7 @@ def _draw_lane(axes: Any, row: int, spans: tuple[Span, ...], whole: float) -> No
     for index, span in enumerate(spans):
         start, length = 1e3 * span.start, 1e3 * span.seconds
         axes.broken_barh([(start, length)], (row - 0.4, 0.8), color=_COLOURS[span.lane], alpha=_SHADES[index % 2], linewidth=0)
-        if length > _NAMED * whole:
+        if length > _NAMED * len(span.name) * whole:
             axes.text(start + length / 2, row, span.name, ha="center", va="center", fontsize=6, clip_on=True)
 
 
