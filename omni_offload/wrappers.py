@@ -179,7 +179,11 @@ def _without_hooks(state: Any) -> Any:
 
 def _own_method(module: torch.nn.Module, method: str) -> Callable[..., Any]:
     """Return a method as the class has it, bound, past whatever stands in the module's `__dict__`."""
-    found: Any = inspect.getattr_static(type(module), method, _MISSING)
+    kind = type(module)
+    plain = next((base.__dict__[method] for base in kind.__mro__ if method in base.__dict__), None)
+    if type(plain) is types.FunctionType:  # what nearly every method is: this runs around every call
+        return types.MethodType(plain, module)
+    found: Any = inspect.getattr_static(kind, method, _MISSING)
     if found is _MISSING:  # a submodule, or what the class hands on to another object
         found = type(module).__getattr__(module, method)
     elif hasattr(type(found), "__get__"):

@@ -116,14 +116,14 @@ def _paths_by_kind(pipeline: object, problems: Problems) -> dict[str, tuple[str,
 
 def _check_nesting(found: Mapping[int, Component], problems: Problems) -> None:
     for outer in found.values():
-        inside = [found[id(module)] for module in outer.module.modules() if id(module) in found] if outer.module else []
+        inside = [found[id(module)] for module in outer.module.modules() if id(module) in found] if outer.module is not None else []
         for inner in inside:
             if inner is not outer:
                 problems.about_path(f"component {inner.path!r} lies inside component {outer.path!r}; list one of them")
 
 
 def _check_unlisted(pipeline: object, paths: Iterable[str], found: Mapping[int, Component], problems: Problems) -> None:
-    managed = {id(p) for component in found.values() if component.module for p in component.module.parameters()}
+    managed = {id(p) for component in found.values() if component.module is not None for p in component.module.parameters()}
     search = _Unlisted(listed=set(found), managed=managed)
     if isinstance(pipeline, nn.Module):
         search.add_own("", pipeline)
