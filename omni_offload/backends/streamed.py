@@ -198,13 +198,15 @@ class StreamedResidency(ModuleResidency):
 
     @override
     def fetch(self, *, validated: bool = False) -> bool:
+        opens = self.slots > len(self.ring.pool) == 0
         copied = super().fetch(validated=validated)
         try:
             self.ring.begin(self.slots, self.slot_bytes)
         except BaseException:
             self.drop()
             raise
-        return copied
+        self.counters.loads += opens and not copied  # nothing but blocks
+        return copied or opens
 
     @override
     def unbind(self, *, force: bool = False, copy_back: bool = False) -> None:

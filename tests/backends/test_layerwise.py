@@ -276,6 +276,16 @@ def test_misses_and_waste_are_counted(make, device, x):
         assert _counts(backend).misses == third.misses  # learned again
 
 
+def test_loads_of_blocks_alone_are_counted(make, device, x):
+    """A component of which everything streams counts a load each time that it comes, as any other does."""
+    pipe = make()
+    pipe.transformer.embed = nn.Identity()
+    with pipe.enable_omni_offload("layer", device=device) as backend, torch.no_grad():
+        for number in (1, 2):
+            pipe(x)
+            assert (_counts(backend).loads, _counts(backend).misses) == (number, number)
+
+
 def _counts(backend):
     return next(part for part in backend.report().components if part.name == "transformer")
 
