@@ -30,12 +30,13 @@ torch.save(out, sys.argv[2])
 """
 
 
+@pytest.mark.parametrize("mode", ["module", pytest.param("layer", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("case", every_case())
-def test_a_copied_pipeline_is_whole_and_independent(case, kit):
+def test_a_copied_pipeline_is_whole_and_independent(case, mode, kit):
     """On the host, without hooks, not enabled, callable; an edit of either leaves the other; it outlives the original, and can be enabled."""
     pipeline = kit.aligned(case.make_pipeline())
     wanted = kit.call(case, pipeline)
-    pipeline.enable_omni_offload(device="sim", keep_between_calls=True)
+    pipeline.enable_omni_offload(mode, device="sim", keep_between_calls=True)
     kit.call(case, pipeline)
     twin = copy.deepcopy(pipeline)
     assert twin.offload_backend is None
@@ -54,7 +55,7 @@ def test_a_copied_pipeline_is_whole_and_independent(case, kit):
     assert gone() is None
     assert (sim.allocated(), sim.pinned_bytes()) == (0, 0)
     assert kit.same(kit.call(case, twin), wanted)
-    with twin.enable_omni_offload(device="sim"):
+    with twin.enable_omni_offload(mode, device="sim"):
         assert kit.same(kit.call(case, twin), wanted)
 
 
@@ -89,14 +90,35 @@ def test_a_copy_keeps_ties(kit):
     assert all(twin.get_parameter(name) is twin.shared.weight for name in shared)
 
 
-@pytest.mark.parametrize("state", ["enabled", "kept", "used"])
+def test_a_copy_made_while_a_block_runs(flux, kit):
+    """Its block lies on the device, the others and their copies do not; it has no hooks, and neither knows of the other's edits."""
+    pipeline, twins = kit.aligned(flux.make_pipeline()), []
+    wanted = kit.call(flux, pipeline)
+    block = pipeline.transformer.transformer_blocks[1]
+    handle = block.norm1.register_forward_pre_hook(lambda *_: twins.append(copy.deepcopy(pipeline.transformer)) if not twins else None)
+    with pipeline.enable_omni_offload("layer", device="sim"), torch.no_grad():
+        assert kit.same(kit.call(flux, pipeline), wanted)
+        handle.remove()
+        (twin,) = twins
+        places = [{parameter.device.type for parameter in part.parameters()} for part in twin.transformer_blocks]
+        assert places == [{"cpu"}, {"sim"}, {"cpu"}]
+        assert kit.hooked(twin) == []
+        for parameter in twin.parameters():
+            parameter.zero_()
+        assert kit.same(kit.call(flux, pipeline), wanted)
+        del twin, parameter
+        twins.clear()
+
+
+@pytest.mark.parametrize("state", ["enabled", "kept", "used", "streaming"])
 def test_a_component_saved_whole_is_the_one_that_was_never_enabled(flux, kit, tmp_path, state):
     """`torch.save` of a component writes the same bytes."""
     plain = tmp_path / "plain" / "vae.pt"  # torch writes the file's name into it
     plain.parent.mkdir()
     torch.save(flux.make_pipeline().vae, plain)
     pipeline = flux.make_pipeline()
-    with pipeline.enable_omni_offload(device="sim", keep_between_calls=state == "kept"):
+    mode = "layer" if state == "streaming" else "module"
+    with pipeline.enable_omni_offload(mode, device="sim", keep_between_calls=state in ("kept", "streaming")):
         if state != "enabled":
             kit.call(flux, pipeline)
         if state == "used":  # outside a call: it stays on the device until another needs the room
@@ -119,12 +141,13 @@ def test_a_component_saved_whole_is_loaded_without_this_package(flux, kit, tmp_p
     assert torch.allclose(torch.load(tmp_path / "out.pt"), wanted, atol=1e-5)
 
 
-def test_a_pipeline_pickled_while_enabled(flux, kit):
+@pytest.mark.parametrize("mode", ["module", pytest.param("layer", marks=pytest.mark.exhaustive)])
+def test_a_pipeline_pickled_while_enabled(flux, mode, kit):
     """It comes back unmanaged and whole."""
     pipeline = kit.aligned(flux.make_pipeline())
     wanted = kit.call(flux, pipeline)
     stream = io.BytesIO()
-    with pipeline.enable_omni_offload(device="sim"):
+    with pipeline.enable_omni_offload(mode, device="sim"):
         kit.call(flux, pipeline)
         torch.save(pipeline, stream)
     stream.seek(0)

@@ -34,15 +34,16 @@ def test_of_a_plain_pipeline(flux, kit):
     assert kit.same(kit.call(flux, plain), wanted)
 
 
-def test_of_an_enabled_pipeline_shares_its_owner(flux, kit):
+@pytest.mark.parametrize("mode", ["module", "layer"])
+def test_of_an_enabled_pipeline_shares_its_owner(flux, mode, kit):
     """It is not enabled by itself; enabled the same way the two share one owner, whose weights stay until both are disabled."""
     pipeline = kit.aligned(flux.make_pipeline())
     wanted = kit.call(flux, pipeline)
-    pipeline.enable_omni_offload(device="sim")
+    pipeline.enable_omni_offload(mode, device="sim")
     made = pipelines.from_pipe(pipeline)
     assert made.offload_backend is None
     pinned = sim.pinned_bytes()
-    made.enable_omni_offload(device="sim")
+    made.enable_omni_offload(mode, device="sim")
     assert sim.pinned_bytes() == pinned
     assert kit.same(kit.call(flux, made), wanted)
     assert kit.same(kit.call(flux, pipeline), wanted)
@@ -54,7 +55,7 @@ def test_of_an_enabled_pipeline_shares_its_owner(flux, kit):
     assert kit.same(kit.call(flux, pipeline), wanted)
 
 
-@pytest.mark.parametrize("keys", [{"pin_memory": False}, {"device": "sim:1"}, {"components": ["dit"]}], ids=str)
+@pytest.mark.parametrize("keys", [{"pin_memory": False}, {"device": "sim:1"}, {"components": ["dit"]}, {"config": "layer"}], ids=str)
 def test_of_an_enabled_pipeline_refuses_another_treatment(flux, kit, keys):
     """Other pinning, another device or another treatment is a second owner; the first one works on."""
     pipeline = kit.aligned(flux.make_pipeline())

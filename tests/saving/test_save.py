@@ -9,8 +9,19 @@ import torch
 import pipelines
 from tests.saving.conftest import NOT_LOADED, NOT_SAVED, every_case
 
-STATES = ["enabled", "between calls", "kept", "failed", "staying", "disabled"]
+STATES = ["enabled", "between calls", "kept", "failed", "staying", "disabled", "streaming", "streaming kept", "streaming failed"]
 """What the pipeline is in when it is saved."""
+
+KEYS = {
+    "kept": {"keep_between_calls": True},
+    "staying": {"components": ["dit"]},
+    "streaming": {"config": "layer"},
+    "streaming kept": {"config": "layer", "slots": 2, "keep_between_calls": True},
+    "streaming failed": {"config": "layer"},
+}
+"""What is asked for in each."""
+
+FAST_STATES = ("enabled",)
 
 
 class StopError(Exception):
@@ -35,20 +46,19 @@ def _bring(case, state, kit):
     pipeline = kit.aligned(case.make_pipeline())
     if state == "enabled":
         kit.call(case, pipeline)
-    keys = {"kept": {"keep_between_calls": True}, "staying": {"components": ["dit"]}}.get(state, {})
-    backend = pipeline.enable_omni_offload(device="sim", **keys)
-    if state == "failed":
+    backend = pipeline.enable_omni_offload(device="sim", **KEYS.get(state, {}))
+    if state.endswith("failed"):
         _fail(pipeline, case)
     elif state != "enabled":
         kit.call(case, pipeline)
-    if state == "kept":
-        assert backend.report().device_bytes > 0
+    if state.endswith("kept"):
+        assert sum(part.resident_bytes for part in backend.report().components) > 0
     if state == "disabled":
         pipeline.disable_omni_offload()
     return pipeline
 
 
-@pytest.mark.parametrize("state", [STATES[0], *(pytest.param(state, marks=pytest.mark.exhaustive) for state in STATES[1:])])
+@pytest.mark.parametrize("state", [pytest.param(state, marks=() if state in FAST_STATES else pytest.mark.exhaustive) for state in STATES])
 @pytest.mark.parametrize("case", every_case(but=NOT_SAVED))
 def test_the_files_are_those_of_a_pipeline_that_was_never_enabled(case, state, kit, reference, tmp_path):
     """Byte for byte, whatever state the components are in; the next call is right, and disabling leaves nothing."""
@@ -59,6 +69,16 @@ def test_the_files_are_those_of_a_pipeline_that_was_never_enabled(case, state, k
     assert found.keys() == wanted.keys()
     assert [name for name in wanted if found[name] != wanted[name]] == []
     assert kit.same(kit.call(case, pipeline), outputs)
+    pipeline.disable_omni_offload()
+
+
+def test_the_files_of_a_pipeline_that_streams(flux, kit, reference, tmp_path):
+    """One case of the above that is always tried: residents and blocks that were fetched ahead are on the device."""
+    wanted, outputs = reference(flux, tmp_path / "wanted")
+    pipeline = _bring(flux, "streaming kept", kit)
+    pipeline.save_pretrained(tmp_path / "ours")
+    assert kit.files(tmp_path / "ours") == wanted
+    assert kit.same(kit.call(flux, pipeline), outputs)
     pipeline.disable_omni_offload()
 
 
@@ -94,8 +114,9 @@ def test_what_was_saved_while_enabled_is_loaded_by_both(case, kit, reference, tm
     assert kit.same(kit.call(case, plain), outputs)
     ours = kit.aligned(pipelines.from_pretrained(tmp_path / "ours", **keys))
     assert type(ours) is type(pipeline)
-    with ours.enable_omni_offload(device="sim"):
-        assert kit.same(kit.call(case, ours), outputs)
+    for mode in ("module", "layer"):
+        with ours.enable_omni_offload(mode, device="sim"):
+            assert kit.same(kit.call(case, ours), outputs)
 
 
 @pytest.mark.parametrize(
