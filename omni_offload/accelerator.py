@@ -224,7 +224,7 @@ class Accelerator:
         recorder = self.recorder
         if recorder is not None:
             recorder.copy_begins(self.copy_stream, source)
-        with torch.inference_mode(mode=False), self.copy_stream:
+        with self.copy_stream:
             target.copy_(source, non_blocking=True)
         if recorder is not None:
             recorder.copy_ends(self.copy_stream, source)

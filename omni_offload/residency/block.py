@@ -77,17 +77,13 @@ class BlockResidency(ModuleResidency):
     def renew(self) -> bool:
         """Group the tensors anew if one was moved to other memory, or its bytes became another's too; returns whether."""
         with self._lock, unwatched():
-            if self._groups is None or any(self in group.bound for group in self._groups) or not self._moved():
+            bundle = self._bundle
+            if bundle is None or not bundle.formed:
+                return self.validate()
+            if bundle.bound or bundle.intact():
                 return False
             self._regroup()
             return True
-
-    @override
-    def _moved(self) -> bool:
-        bundle = self._bundle
-        if bundle is not None and bundle.formed:
-            return not (bundle.bound or bundle.intact())
-        return super()._moved()
 
     @property
     def current(self) -> bool:

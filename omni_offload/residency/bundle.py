@@ -16,7 +16,7 @@ from omni_offload.residency.device import DeviceCopy
 from omni_offload.residency.group import Binding, Group
 from omni_offload.residency.host import HostMaster
 from omni_offload.residency.slots import Layout, Slot
-from omni_offload.residency.tensors import align, is_shaped, shape_of
+from omni_offload.residency.tensors import Shapes, align, shape_of
 
 __all__ = ["Bundle"]
 
@@ -49,7 +49,7 @@ class Bundle(Binding):
         self._suspects = [entry for group in groups for entry in group.suspects]
         masters = [group.master for group in groups if group.master is not None]
         self._home = tuple(view for master in masters for view in master.views)
-        self._shapes = [shape for master in masters for shape in master.shapes]
+        self._shapes = Shapes(self._home)
         self._versions: list[int] = []
         self._samples = _Samples(masters)
         self._places: dict[Group, tuple[int, int, int]] = {}
@@ -148,7 +148,7 @@ class Bundle(Binding):
 
     def intact(self) -> bool:
         """Whether every tensor is bound to its master, as it was left."""
-        return not any(group.superseded for group in self.groups) and all(map(is_shaped, self._tensors, self._shapes))
+        return self._shapes.fit(self._tensors)
 
     def check(self) -> None:
         """Count the device copy as stale where sampled values of the masters are others than at the copy (`.data` edits)."""

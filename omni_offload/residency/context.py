@@ -173,7 +173,7 @@ class ResidencyContext:
         for entry in group.entries:
             former = self._groups.get(id(entry.tensor))
             if former is not None:
-                former.superseded = True
+                former.supersede()
             self._groups[id(entry.tensor)] = group
         return group
 

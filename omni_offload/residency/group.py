@@ -104,6 +104,11 @@ class Group:
             self.binding.part()
         self.users.add(user)
 
+    def supersede(self) -> None:
+        """Note that its tensors are grouped anew; it has nothing in common with others any more."""
+        self.binding.part()
+        self.superseded = True
+
     # ---- host ------------------------------------------------------------------------------------------------------------
 
     def adopt(self, master: HostMaster) -> None:

@@ -14,8 +14,8 @@ RESIDENCY = (
     Mutant(
         "copy-on-the-callers-stream",
         "accelerator.py",
-        ", self.copy_stream:\n            target.copy_",
-        ":\n            target.copy_",
+        "with self.copy_stream:\n            target.copy_",
+        "if True:\n            target.copy_",
         "copies go to the caller's stream, where they wait for its kernels",
         ("tests/residency/test_host.py::test_the_ring_never_overwrites_a_chunk_that_is_still_read",),
     ),
