@@ -96,6 +96,7 @@ def test_what_upstream_cannot(case, kit, tmp_path):
         kit.call(case, diffusers.DiffusionPipeline.from_pretrained(tmp_path, local_files_only=True))
 
 
+@pytest.mark.filterwarnings("ignore:`upcast_vae` is deprecated:FutureWarning")  # upstream's Stable Diffusion XL says it of its own call
 @pytest.mark.parametrize("case", every_case(but=(*NOT_SAVED, *NOT_LOADED)))
 def test_what_was_saved_while_enabled_is_loaded_by_both(case, kit, reference, tmp_path):
     """Plain diffusers makes the upstream class of it, this package its own; both give the outputs of the pipeline that was saved."""
