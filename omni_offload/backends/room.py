@@ -7,6 +7,7 @@ import torch
 
 from omni_offload.backends.order import UseOrder
 from omni_offload.backends.owners import Member
+from omni_offload.config import OffloadStrategy
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.plan import ResolvedOffloadPlan, Treatment
 
@@ -54,10 +55,11 @@ class Room:
         needs = {" + ".join(m.name for m in group): _padded(group) for group in map(self.companions, rotating)}
         worst = max(needs, key=lambda name: needs[name], default="")
         if stay + needs.get(worst, 0) > self._budget:
+            smaller = "mode 'layer'" if self.plan.strategy is OffloadStrategy.MODEL_LEVEL else "fewer slots"
             raise OffloadConfigError(
                 f"device_memory={self._budget} bytes was asked for, and {self.plan.pipeline_class} needs "
                 f"{stay + needs.get(worst, 0)}: {stay} for what stays on the device and {needs.get(worst, 0)} for "
-                f"{worst or 'nothing else'}; raise the budget, select more components, or use mode 'layer'"
+                f"{worst or 'nothing else'}; raise the budget, select more components, or use {smaller}"
             )
 
     def left_for(self, member: Member) -> int | None:

@@ -42,6 +42,7 @@ def _component(name: str, treatment: str, residency: ModuleResidency) -> Compone
         name=name,
         treatment=treatment,
         weight_bytes=residency.host_bytes,
+        use_bytes=residency.padded_bytes,
         resident_bytes=residency.device_bytes,
         pinned_bytes=residency.pinned_bytes,
         transfer=overlap,

@@ -1,7 +1,7 @@
 """One picture, offloaded, with everything measured; and the same picture by a resident run, to compare."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -141,12 +141,13 @@ class _Run:
 
     def simulated(self, capacity: int | None) -> Outcome:
         """Run resident without a limit first: that says what the activations take, and so what the device must hold."""
-        at_once = self._bytes_at_once()
+        sizes = self._use_bytes()
+        at_once = self._bytes_at_once(sizes)
         if capacity is not None and capacity < at_once:
-            largest = max(self.plan.components, key=lambda component: component.weight_bytes)
+            largest = max(sizes, key=lambda path: sizes[path])
             raise InputError(
-                f"--capacity {format_bytes(capacity)} is too small for the weights that are on the device at once: {largest.path} has "
-                f"{largest.weight_bytes} bytes, and {at_once} are needed besides the activations"
+                f"--capacity {format_bytes(capacity)} is too small for the weights that are on the device at once: {largest} has "
+                f"{sizes[largest]} bytes, and {at_once} are needed besides the activations"
             )
         resident = self._resident()
         needed = at_once + resident.activations + _SLACK
@@ -242,10 +243,18 @@ class _Run:
                 raise InputError(f"{type(self.pipeline).__name__} refused its input: {error}") from error
         return [output.detach().cpu() for output in self.job.outputs(result)]
 
-    def _bytes_at_once(self) -> int:
+    def _use_bytes(self) -> dict[str, int]:
+        """Return what the use of each component takes on the device, in bytes: of those that stream that is seen when it is enabled."""
+        sizes = {component.path: component.weight_bytes for component in self.plan.components}
+        if self.plan.treated(Treatment.STREAM):
+            with self.pipeline.enable_omni_offload(self.plan.config, device=self.device) as backend:
+                sizes |= {component.name: component.use_bytes for component in backend.report().components}
+        return sizes
+
+    def _bytes_at_once(self, sizes: Mapping[str, int]) -> int:
         """Return the weights (bytes) that are on the device together: what stays, and the largest that rotates or the budget."""
-        stays = sum(component.weight_bytes for component in self.plan.treated(Treatment.STAY))
-        rotating = {c.path: c.weight_bytes for c in self.plan.components if c.treatment is not Treatment.STAY}
+        stays = sum(sizes[component.path] for component in self.plan.treated(Treatment.STAY))
+        rotating = {c.path: sizes[c.path] for c in self.plan.components if c.treatment is not Treatment.STAY}
         groups = [*((path,) for path in rotating), *self.plan.co_residents]
         largest = max((sum(rotating.get(path, 0) for path in group) for group in groups), default=0)
         budget = self.plan.config.device_memory

@@ -16,6 +16,7 @@ class ComponentReport:
         name: Its path in the pipeline.
         treatment: What is done with it: `rotate`, `stream`, `stay` (on the device while enabled), or `own` (its pipeline drives it).
         weight_bytes: Distinct weights and buffers, without padding.
+        use_bytes: What its use takes on the device, padding included: of one that streams its rest, its resident blocks and its slots.
         resident_bytes: What of it is on the device now, padding included.
         pinned_bytes: What of its masters is pinned.
         mapped_bytes: What of its masters is a mapped file.
@@ -31,6 +32,7 @@ class ComponentReport:
     name: str
     treatment: str
     weight_bytes: int
+    use_bytes: int = 0
     resident_bytes: int = 0
     pinned_bytes: int = 0
     mapped_bytes: int = 0

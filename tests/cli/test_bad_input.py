@@ -104,6 +104,15 @@ def test_a_budget_that_does_not_hold_the_largest_component(refused):
     assert "transformer" in refused("run", "digits", "--prompt", "seven", "--device-memory", "1MiB")
 
 
+def test_a_budget_that_does_not_hold_the_slots_is_not_answered_with_the_mode_that_was_asked_for(refused):
+    assert refused("run", "digits", "--mode", "layer", "--device-memory", "300KiB").endswith("or use fewer slots\n")
+    assert refused("run", "digits", "--device-memory", "300KiB").endswith("or use mode 'layer'\n")
+
+
+def test_a_capacity_in_layer_mode_is_for_the_slots(refused):
+    assert "transformer has 1951040 bytes" in refused("run", "digits", "--mode", "layer", "--capacity", "1MiB")
+
+
 def test_a_capacity_is_only_for_the_simulated_device(refused):
     assert "--capacity" in refused("run", "digits", "--device", "cpu", "--capacity", "1GiB")
 

@@ -109,6 +109,15 @@ def test_blocks_stream_in_layer_mode(run_json):
     assert {c["name"]: c["treatment"] for c in told["components"]}["transformer"] == "stream"
 
 
+def test_a_device_that_does_not_hold_a_component_holds_its_slots(run_json):
+    whole = run_json("run", "digits", "--prompt", "seven", "--steps", "1")
+    told = run_json("run", "digits", "--prompt", "seven", "--steps", "1", "--mode", "layer")
+    assert told["equal_to_resident_run"] is True
+    streamed = next(c for c in told["components"] if c["name"] == "transformer")
+    assert streamed["use_bytes"] < streamed["weight_bytes"]
+    assert told["peak_bytes"] <= told["capacity_bytes"] < whole["peak_bytes"]
+
+
 def test_a_budget_counts_against_the_capacity(run_json):
     told = run_json("run", "digits", "--prompt", "seven", "--device-memory", "2.4MiB")
     assert told["equal_to_resident_run"] is True
