@@ -181,7 +181,7 @@ class BlockResidency(ModuleResidency):
     @override
     def drop(self) -> None:
         with self._lock, unwatched():
-            bundle = self._bundle
+            bundle, self._moved_in = self._bundle, None
             if bundle is not None and bundle.formed and not bundle.bound:
                 bundle.move_out()
             else:
@@ -193,7 +193,6 @@ class BlockResidency(ModuleResidency):
         with self._lock:
             self.drop()
             slot, self.slot = self.slot, None
-            self._moved_in = None
             if slot is not None and slot.tenant is self:
                 slot.tenant = None
 

@@ -16,7 +16,20 @@ import torch
 
 from omni_offload.errors import OffloadConfigError
 
-__all__ = ["ALIGNMENT", "Entry", "Placement", "Shape", "Shapes", "align", "group_by_bytes", "is_shaped", "shape_of", "span_of", "type_of", "view_of"]
+__all__ = [
+    "ALIGNMENT",
+    "Entry",
+    "Placement",
+    "Shape",
+    "Shapes",
+    "align",
+    "group_by_bytes",
+    "is_shaped",
+    "shape_of",
+    "span_of",
+    "type_of",
+    "view_of",
+]
 
 #: Bytes that every tensor's group is aligned to: below 16 results change in the last digit (measured: 4 and 8 bytes).
 ALIGNMENT = 64

@@ -6,7 +6,7 @@ from torch import nn
 
 from omni_offload.errors import OffloadConfigError
 from omni_offload.residency.tables import Tables, collect
-from omni_offload.residency.tensors import align, group_by_bytes, is_shaped, shape_of, view_of
+from omni_offload.residency.tensors import Shapes, align, group_by_bytes, is_shaped, shape_of, view_of
 
 
 def groups(module):
@@ -245,3 +245,31 @@ def test_a_tensor_whose_storage_was_cut_short_is_refused_by_name(holding):
     module.p0.untyped_storage().resize_(16)
     with pytest.raises(OffloadConfigError, match=r"m\.p0"):
         group_by_bytes(entries)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.zeros_like,
+        lambda t: t.t(),
+        lambda t: t.view(torch.int32),
+        lambda t: t[:2],
+        lambda t: t.view(torch.complex64),
+    ],
+    ids=["memory", "strides", "type", "size", "size and type"],
+)
+def test_shapes_tell_any_other_binding(change):
+    """Many tensors fit the shapes that were taken of them, until one is bound to anything else."""
+    tensors = [torch.ones(3), torch.zeros(4, 4), torch.empty(0, 2), torch.ones(2, dtype=torch.complex64)]
+    shapes = Shapes(tensors)
+    assert shapes.fit(tensors)
+    tensors[1].data = change(tensors[1].data)
+    assert not shapes.fit(tensors)
+
+
+def test_shapes_tell_a_conjugate():
+    """A complex tensor of the same memory is another binding where it is conjugated."""
+    tensors = [torch.ones(2, dtype=torch.complex64)]
+    shapes = Shapes(tensors)
+    tensors[0].data = tensors[0].data.conj()
+    assert not shapes.fit(tensors)
