@@ -1,5 +1,6 @@
 """Flux cases: random weights, a few hundred thousand parameters."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from pipelines.flux.pipeline_controlnet import OmniFluxControlNetPipeline
 from pipelines.flux.pipeline_flux import OmniFluxImg2ImgPipeline, OmniFluxKontextPipeline, OmniFluxPipeline
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready, t5_encoder
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer, t5_tokenizer
 
 __all__ = ["FLUX", "FLUX_CONTROLNET", "FLUX_IMG2IMG", "FLUX_KONTEXT", "FLUX_MULTI_CONTROLNET"]
@@ -40,40 +41,36 @@ def _controlnet() -> Any:
 
 
 def _pipeline(cls: type, *, vae: Any, transformer: Any, **parts: Any) -> Any:
-    pipeline = cls(
+    return cls(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=vae,
-        text_encoder=clip_text_encoder(),
+        text_encoder=clip_text_encoder(layers=2),
         tokenizer=clip_tokenizer(),
-        text_encoder_2=t5_encoder(),
+        text_encoder_2=t5_encoder(layers=2),
         tokenizer_2=t5_tokenizer(),
         transformer=transformer,
         **parts,
     )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
 
 
-def _make_flux() -> Any:
-    with seeded(0):
-        return _pipeline(OmniFluxPipeline, vae=_vae((16, 32)), transformer=_transformer())
+def _flux() -> Any:
+    return _pipeline(OmniFluxPipeline, vae=_vae(), transformer=_transformer())
 
 
-def _vae(widths: tuple[int, ...] = (8, 16)) -> Any:
-    return autoencoder_kl(widths=widths, shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False)
+def _vae() -> Any:
+    return autoencoder_kl(widths=(8, 16), shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False)
 
 
 def _small(cls: type, seed: int, *, controlnets: int = 0) -> Callable[[], Any]:
     """Return what makes a pipeline of two blocks of each kind."""
 
     def make_pipeline() -> Any:
-        with seeded(seed):
-            transformer = _transformer(num_layers=2, num_single_layers=2)
-            nets = [_controlnet() for _ in range(controlnets)]
-            parts = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
-            return _pipeline(cls, vae=_vae(), transformer=transformer, **parts)
+        transformer = _transformer(num_layers=2, num_single_layers=2)
+        nets = [_controlnet() for _ in range(controlnets)]
+        parts = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
+        return _pipeline(cls, vae=_vae(), transformer=transformer, **parts)
 
-    return make_pipeline
+    return functools.partial(seeded_pipeline, seed, make_pipeline)
 
 
 def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
@@ -95,8 +92,8 @@ def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
 
 FLUX = PipelineCase(
     name="flux",
-    make_pipeline=_make_flux,
-    make_inputs=_inputs(height=64, width=64, num_inference_steps=3),
+    make_pipeline=functools.partial(seeded_pipeline, 0, _flux),
+    make_inputs=_inputs(),
     outputs=as_tensors,
 )
 """Text to image: three double and four single blocks."""

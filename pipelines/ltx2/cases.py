@@ -1,5 +1,6 @@
 """LTX-2 cases: random weights, a few hundred thousand parameters, nine frames of 64 x 32 pixels and their sound."""
 
+import functools
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from omni_offload.testing import PipelineCase
 from pipelines.ltx2.pipeline_ltx2 import OmniLTX2Pipeline
 from pipelines.tiny.components import TEXT_WIDTH, ready
 from pipelines.tiny.language import gemma3_encoder
-from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import gemma_tokenizer
 
 __all__ = ["LTX2"]
@@ -110,20 +111,17 @@ def _vocoder() -> Any:
     )
 
 
-def _make_pipeline() -> OmniLTX2Pipeline:
-    with seeded(26):
-        pipeline = OmniLTX2Pipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-            vae=_vae(),
-            audio_vae=_audio_vae(),
-            text_encoder=gemma3_encoder(layers=_TEXT_LAYERS),
-            tokenizer=gemma_tokenizer(),
-            connectors=_connectors(),
-            transformer=_transformer(),
-            vocoder=_vocoder(),
-        )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+def _pipeline() -> OmniLTX2Pipeline:
+    return OmniLTX2Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=_vae(),
+        audio_vae=_audio_vae(),
+        text_encoder=gemma3_encoder(layers=_TEXT_LAYERS),
+        tokenizer=gemma_tokenizer(),
+        connectors=_connectors(),
+        transformer=_transformer(),
+        vocoder=_vocoder(),
+    )
 
 
 def _make_inputs(_pipeline: Any) -> dict[str, Any]:
@@ -145,5 +143,7 @@ def _outputs(result: Any) -> list[torch.Tensor]:
     return [result.frames, result.audio]
 
 
-LTX2 = PipelineCase(name="ltx2", make_pipeline=_make_pipeline, make_inputs=_make_inputs, outputs=_outputs)
+LTX2 = PipelineCase(
+    name="ltx2", make_pipeline=functools.partial(seeded_pipeline, 26, _pipeline), make_inputs=_make_inputs, outputs=_outputs
+)
 """Text to video and sound, with all guidance: the DiT of two blocks runs three times a step."""

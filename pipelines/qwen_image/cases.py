@@ -1,5 +1,6 @@
 """Qwen-Image cases: random weights, a few hundred thousand parameters."""
 
+import functools
 from typing import Any
 
 from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
@@ -9,7 +10,7 @@ from pipelines.qwen_image.pipeline_qwen_image import OmniQwenImagePipeline, forg
 from pipelines.tiny.components import TEXT_WIDTH, ready
 from pipelines.tiny.inputs import as_tensors
 from pipelines.tiny.language import qwen25_vl_encoder
-from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import qwen_tokenizer
 
 __all__ = ["QWEN_IMAGE"]
@@ -44,18 +45,15 @@ def _transformer() -> Any:
     )
 
 
-def _make_pipeline() -> OmniQwenImagePipeline:
+def _pipeline() -> OmniQwenImagePipeline:
     forget_positions()  # of whatever ran before in this process
-    with seeded(25):
-        pipeline = OmniQwenImagePipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-            vae=_vae(),
-            text_encoder=qwen25_vl_encoder(layers=2),
-            tokenizer=qwen_tokenizer(),
-            transformer=_transformer(),
-        )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return OmniQwenImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=_vae(),
+        text_encoder=qwen25_vl_encoder(layers=2),
+        tokenizer=qwen_tokenizer(),
+        transformer=_transformer(),
+    )
 
 
 def _make_inputs(_pipeline: Any) -> dict[str, Any]:
@@ -72,5 +70,7 @@ def _make_inputs(_pipeline: Any) -> dict[str, Any]:
     }
 
 
-QWEN_IMAGE = PipelineCase(name="qwen_image", make_pipeline=_make_pipeline, make_inputs=_make_inputs, outputs=as_tensors)
+QWEN_IMAGE = PipelineCase(
+    name="qwen_image", make_pipeline=functools.partial(seeded_pipeline, 25, _pipeline), make_inputs=_make_inputs, outputs=as_tensors
+)
 """Text to image with negative prompts: three blocks, each run twice a step."""

@@ -1,5 +1,6 @@
 """Stable Diffusion 3 cases: random weights, a few hundred thousand parameters."""
 
+import functools
 from typing import Any
 
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
@@ -8,7 +9,7 @@ from omni_offload.testing import PipelineCase
 from pipelines.sd3.pipeline_sd3 import OmniStableDiffusion3Pipeline
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready, t5_encoder
 from pipelines.tiny.inputs import as_tensors
-from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer, t5_tokenizer
 
 __all__ = ["SD3"]
@@ -36,21 +37,18 @@ def _transformer() -> Any:
     )
 
 
-def _make_pipeline() -> OmniStableDiffusion3Pipeline:
-    with seeded(20):
-        pipeline = OmniStableDiffusion3Pipeline(
-            transformer=_transformer(),
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=autoencoder_kl(widths=(8, 16), use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.06),
-            text_encoder=clip_text_encoder(layers=2, projects=True),
-            tokenizer=clip_tokenizer(),
-            text_encoder_2=clip_text_encoder(layers=2, projects=True, hidden_act="gelu"),
-            tokenizer_2=clip_tokenizer(),
-            text_encoder_3=t5_encoder(layers=2, width=_BOTH_CLIPS),
-            tokenizer_3=t5_tokenizer(),
-        )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+def _pipeline() -> OmniStableDiffusion3Pipeline:
+    return OmniStableDiffusion3Pipeline(
+        transformer=_transformer(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=autoencoder_kl(widths=(8, 16), use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.06),
+        text_encoder=clip_text_encoder(layers=2, projects=True),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=clip_text_encoder(layers=2, projects=True, hidden_act="gelu"),
+        tokenizer_2=clip_tokenizer(),
+        text_encoder_3=t5_encoder(layers=2, width=_BOTH_CLIPS),
+        tokenizer_3=t5_tokenizer(),
+    )
 
 
 def _make_inputs(_pipeline: Any) -> dict[str, Any]:
@@ -67,5 +65,7 @@ def _make_inputs(_pipeline: Any) -> dict[str, Any]:
     }
 
 
-SD3 = PipelineCase(name="sd3", make_pipeline=_make_pipeline, make_inputs=_make_inputs, outputs=as_tensors)
+SD3 = PipelineCase(
+    name="sd3", make_pipeline=functools.partial(seeded_pipeline, 20, _pipeline), make_inputs=_make_inputs, outputs=as_tensors
+)
 """Text to image with guidance: three encoders, of two layers each, and three blocks."""

@@ -1,5 +1,6 @@
 """Stable Diffusion XL cases: random weights, less than a hundred thousand parameters a component, pictures of 16 x 16 pixels."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from pipelines.sdxl.pipeline_sdxl import OmniStableDiffusionXLImg2ImgPipeline, O
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.logs import log_errors_only
-from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer
 from pipelines.tiny.unets import unet_2d
 
@@ -34,8 +35,12 @@ def _unet() -> Any:
     )
 
 
-def _pipeline(cls: type, seed: int, dtype: torch.dtype = torch.float32) -> Any:
-    with seeded(seed), torch.inference_mode(mode=False):  # the CPU's float16 kernels take inference tensors in that mode only
+def _making(cls: type, seed: int, dtype: torch.dtype) -> Callable[[], Any]:
+    return functools.partial(seeded_pipeline, seed, lambda: _pipeline(cls, dtype))
+
+
+def _pipeline(cls: type, dtype: torch.dtype) -> Any:
+    with torch.inference_mode(mode=False):  # the CPU's float16 kernels take inference tensors in that mode only
         pipeline: Any = cls(
             vae=autoencoder_kl(widths=(8, 16)),
             text_encoder=clip_text_encoder(layers=2),
@@ -49,20 +54,7 @@ def _pipeline(cls: type, seed: int, dtype: torch.dtype = torch.float32) -> Any:
         log_errors_only(ModelMixin)  # it warns of every cast, also where nothing must keep its type
         for name in ("vae", "text_encoder", "text_encoder_2", "unet"):
             getattr(pipeline, name).to(dtype)
-    pipeline.set_progress_bar_config(disable=True)
     return pipeline
-
-
-def _make_text_to_image() -> Any:
-    return _pipeline(OmniStableDiffusionXLPipeline, 20)
-
-
-def _make_text_to_image_fp16() -> Any:
-    return _pipeline(OmniStableDiffusionXLPipeline, 20, torch.float16)
-
-
-def _make_img2img_fp16() -> Any:
-    return _pipeline(OmniStableDiffusionXLImg2ImgPipeline, 21, torch.float16)
 
 
 def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
@@ -79,17 +71,25 @@ def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
     return make_inputs
 
 
-TEXT_TO_IMAGE = PipelineCase(name="sdxl", make_pipeline=_make_text_to_image, make_inputs=_inputs(height=16, width=16), outputs=as_tensors)
+TEXT_TO_IMAGE = PipelineCase(
+    name="sdxl",
+    make_pipeline=_making(OmniStableDiffusionXLPipeline, 20, torch.float32),
+    make_inputs=_inputs(height=16, width=16),
+    outputs=as_tensors,
+)
 """Text to image, in float32."""
 
 TEXT_TO_IMAGE_FP16 = PipelineCase(
-    name="sdxl_fp16", make_pipeline=_make_text_to_image_fp16, make_inputs=_inputs(height=16, width=16), outputs=as_tensors
+    name="sdxl_fp16",
+    make_pipeline=_making(OmniStableDiffusionXLPipeline, 20, torch.float16),
+    make_inputs=_inputs(height=16, width=16),
+    outputs=as_tensors,
 )
 """Text to image in float16: the VAE is cast to float32 in mid-call, and back."""
 
 IMG2IMG_FP16 = PipelineCase(
     name="sdxl_img2img_fp16",
-    make_pipeline=_make_img2img_fp16,
+    make_pipeline=_making(OmniStableDiffusionXLImg2ImgPipeline, 21, torch.float16),
     make_inputs=_inputs(image=picture(width=16, height=16), strength=0.7, num_inference_steps=3),
     outputs=as_tensors,
 )

@@ -1,5 +1,6 @@
 """Stable Audio cases: random weights, a hundred thousand parameters, two seconds at forty samples a second."""
 
+import functools
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ from omni_offload.testing import PipelineCase
 from pipelines.stable_audio.pipeline_stable_audio import OmniStableAudioPipeline
 from pipelines.tiny.components import TEXT_WIDTH, ready, t5_encoder
 from pipelines.tiny.inputs import as_tensors
-from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import t5_tokenizer
 
 __all__ = ["STABLE_AUDIO"]
@@ -61,25 +62,22 @@ def _projection() -> Any:
     return ready(StableAudioProjectionModel(text_encoder_dim=TEXT_WIDTH, conditioning_dim=TEXT_WIDTH, min_value=0, max_value=32))
 
 
-def _make_pipeline() -> OmniStableAudioPipeline:
-    with seeded(27):
-        pipeline = OmniStableAudioPipeline(
-            vae=_vae(),
-            text_encoder=t5_encoder(layers=2),
-            projection_model=_projection(),
-            tokenizer=t5_tokenizer(max_length=32),
-            transformer=_transformer(),
-            scheduler=EDMDPMSolverMultistepScheduler(
-                sigma_min=0.3,
-                sigma_max=500,
-                solver_order=2,
-                prediction_type="v_prediction",
-                sigma_data=1.0,
-                sigma_schedule="exponential",
-            ),
-        )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+def _pipeline() -> OmniStableAudioPipeline:
+    return OmniStableAudioPipeline(
+        vae=_vae(),
+        text_encoder=t5_encoder(layers=2),
+        projection_model=_projection(),
+        tokenizer=t5_tokenizer(max_length=32),
+        transformer=_transformer(),
+        scheduler=EDMDPMSolverMultistepScheduler(
+            sigma_min=0.3,
+            sigma_max=500,
+            solver_order=2,
+            prediction_type="v_prediction",
+            sigma_data=1.0,
+            sigma_schedule="exponential",
+        ),
+    )
 
 
 def _make_inputs(_pipeline: Any) -> dict[str, Any]:
@@ -93,5 +91,7 @@ def _make_inputs(_pipeline: Any) -> dict[str, Any]:
     }
 
 
-STABLE_AUDIO = PipelineCase(name="stable_audio", make_pipeline=_make_pipeline, make_inputs=_make_inputs, outputs=as_tensors)
+STABLE_AUDIO = PipelineCase(
+    name="stable_audio", make_pipeline=functools.partial(seeded_pipeline, 27, _pipeline), make_inputs=_make_inputs, outputs=as_tensors
+)
 """Text to sound with guidance: three blocks."""

@@ -25,7 +25,7 @@ from pipelines.tiny.components import (
 )
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.logs import log_errors_only
-from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.seeding import generator, seeded, seeded_pipeline
 from pipelines.tiny.tokenizers import CLIP_BOS, CLIP_EOS, CLIP_VOCABULARY_SIZE, clip_tokenizer
 from pipelines.tiny.unets import control_net, ip_adapter, unet_2d
 
@@ -48,10 +48,7 @@ def _parts(**parts: Any) -> dict[str, Any]:
 
 
 def _pipeline(cls: type, seed: int, **parts: Callable[[], Any]) -> Any:
-    with seeded(seed):
-        pipeline: Any = cls(**_parts(**{name: make() for name, make in parts.items()}))
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return seeded_pipeline(seed, lambda: cls(**_parts(**{name: make() for name, make in parts.items()})))
 
 
 def _safety_checker() -> Any:
@@ -83,11 +80,11 @@ def _make_inpaint() -> Any:
 
 
 def _make_controlnet() -> Any:
-    return _pipeline(OmniStableDiffusionControlNetPipeline, 13, controlnet=lambda: control_net(unet_2d()))
+    return _pipeline(OmniStableDiffusionControlNetPipeline, 13, controlnet=control_net)
 
 
 def _make_multi_controlnet() -> Any:
-    return _pipeline(OmniStableDiffusionControlNetPipeline, 14, controlnet=lambda: [control_net(unet_2d()) for _ in range(2)])
+    return _pipeline(OmniStableDiffusionControlNetPipeline, 14, controlnet=lambda: [control_net() for _ in range(2)])
 
 
 def _make_ip_adapter() -> Any:

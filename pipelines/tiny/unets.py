@@ -9,7 +9,16 @@ from pipelines.tiny.components import TEXT_WIDTH, ready
 
 __all__ = ["control_net", "ip_adapter", "unet_2d"]
 
-_WIDTHS = (8, 16)
+#: What a UNet and its ControlNet have in common: two levels, with cross attention in the first and in the middle block.
+_SIZES: dict[str, Any] = {
+    "in_channels": 4,
+    "block_out_channels": (8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "cross_attention_dim": TEXT_WIDTH,
+    "attention_head_dim": 2,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+}
 
 
 def unet_2d(**settings: Any) -> Any:
@@ -19,26 +28,20 @@ def unet_2d(**settings: Any) -> Any:
         settings: Settings of `UNet2DConditionModel`, in place of those here or beside them.
     """
     defaults = {
+        **_SIZES,
         "sample_size": 8,
-        "in_channels": 4,
         "out_channels": 4,
-        "block_out_channels": _WIDTHS,
-        "layers_per_block": 1,
-        "norm_num_groups": 4,
-        "cross_attention_dim": TEXT_WIDTH,
-        "attention_head_dim": 2,
-        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
         "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
     }
     return ready(UNet2DConditionModel(**{**defaults, **settings}))
 
 
-def control_net(unet: Any) -> Any:
-    """Return a ControlNet for a UNet whose latents have half the height and width of the pictures.
+def control_net() -> Any:
+    """Return a ControlNet for `unet_2d`, whose latents have half the height and width of the pictures.
 
     Its convolutions that begin as zeros are filled with noise: it would have no effect otherwise.
     """
-    return ready(ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(8, 16)))
+    return ready(ControlNetModel(**_SIZES, conditioning_embedding_out_channels=(8, 16)))
 
 
 def ip_adapter(unet: Any, *, image_width: int = TEXT_WIDTH) -> dict[str, dict[str, torch.Tensor]]:

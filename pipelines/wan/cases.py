@@ -1,5 +1,6 @@
-"""Wan cases: random weights, one or two hundred thousand parameters, nine frames of 32 x 32 pixels."""
+"""Wan cases: random weights, one or two hundred thousand parameters, five frames of 32 x 32 pixels."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from pipelines.tiny.components import (
     umt5_encoder,
 )
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.seeding import generator, seeded
+from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import t5_tokenizer
 from pipelines.wan.pipeline_wan import OmniWanPipeline
 from pipelines.wan.pipeline_wan_i2v import OmniWanImageToVideoPipeline
@@ -62,68 +63,59 @@ def _transformer(*, in_channels: int = _LATENT_CHANNELS, **settings: Any) -> Any
 
 
 def _text_to_video(**parts: Any) -> OmniWanPipeline:
-    pipeline = OmniWanPipeline(
+    return OmniWanPipeline(
         tokenizer=t5_tokenizer(),
-        text_encoder=umt5_encoder(),
+        text_encoder=umt5_encoder(layers=2),
         scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
         transformer=_transformer(),
         **parts,
     )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
 
 
 def _image_to_video(**parts: Any) -> OmniWanImageToVideoPipeline:
-    pipeline = OmniWanImageToVideoPipeline(
+    return OmniWanImageToVideoPipeline(
         tokenizer=t5_tokenizer(),
-        text_encoder=umt5_encoder(),
+        text_encoder=umt5_encoder(layers=2),
         vae=_vae(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         **parts,
     )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
 
 
-def _make_2_1() -> OmniWanPipeline:
-    with seeded(1):
-        return _text_to_video(vae=_vae())
+def _wan_2_1() -> OmniWanPipeline:
+    return _text_to_video(vae=_vae())
 
 
-def _make_2_2() -> OmniWanPipeline:
-    with seeded(2):
-        return _text_to_video(vae=_vae(), transformer_2=_transformer(), boundary_ratio=0.875)
+def _wan_2_2() -> OmniWanPipeline:
+    return _text_to_video(vae=_vae(), transformer_2=_transformer(), boundary_ratio=0.875)
 
 
-def _make_2_2_ti2v() -> OmniWanPipeline:
-    with seeded(3):
-        vae = _vae(
-            is_residual=True,
-            patch_size=2,
-            in_channels=12,
-            out_channels=12,
-            scale_factor_spatial=16,
-            decoder_base_dim=4,
-        )
-        return _text_to_video(vae=vae, expand_timesteps=True)
+def _wan_2_2_ti2v() -> OmniWanPipeline:
+    vae = _vae(
+        is_residual=True,
+        patch_size=2,
+        in_channels=12,
+        out_channels=12,
+        scale_factor_spatial=16,
+        decoder_base_dim=4,
+    )
+    return _text_to_video(vae=vae, expand_timesteps=True)
 
 
-def _make_2_1_i2v() -> OmniWanImageToVideoPipeline:
-    with seeded(4):
-        return _image_to_video(
-            image_processor=clip_image_processor(),
-            image_encoder=clip_vision_encoder(),
-            transformer=_transformer(in_channels=_PICTURE_CHANNELS, image_dim=TEXT_WIDTH, added_kv_proj_dim=24, pos_embed_seq_len=None),
-        )
+def _wan_2_1_i2v() -> OmniWanImageToVideoPipeline:
+    return _image_to_video(
+        image_processor=clip_image_processor(),
+        image_encoder=clip_vision_encoder(layers=2),
+        transformer=_transformer(in_channels=_PICTURE_CHANNELS, image_dim=TEXT_WIDTH, added_kv_proj_dim=24, pos_embed_seq_len=None),
+    )
 
 
-def _make_2_2_i2v() -> OmniWanImageToVideoPipeline:
-    with seeded(5):
-        return _image_to_video(
-            transformer=_transformer(in_channels=_PICTURE_CHANNELS),
-            transformer_2=_transformer(in_channels=_PICTURE_CHANNELS),
-            boundary_ratio=0.9,
-        )
+def _wan_2_2_i2v() -> OmniWanImageToVideoPipeline:
+    return _image_to_video(
+        transformer=_transformer(in_channels=_PICTURE_CHANNELS),
+        transformer_2=_transformer(in_channels=_PICTURE_CHANNELS),
+        boundary_ratio=0.9,
+    )
 
 
 def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
@@ -133,8 +125,8 @@ def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
             "negative_prompt": "blurry",
             "height": 32,
             "width": 32,
-            "num_frames": 9,
-            "num_inference_steps": 3,
+            "num_frames": 5,
+            "num_inference_steps": 2,
             "max_sequence_length": 32,
             "output_type": "pt",
             "generator": generator(),
@@ -144,27 +136,36 @@ def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
     return make_inputs
 
 
-WAN_2_1 = PipelineCase(name="wan_2_1", make_pipeline=_make_2_1, make_inputs=_inputs(), outputs=as_tensors)
+WAN_2_1 = PipelineCase(
+    name="wan_2_1", make_pipeline=functools.partial(seeded_pipeline, 1, _wan_2_1), make_inputs=_inputs(), outputs=as_tensors
+)
 """Text to video with one DiT."""
 
 WAN_2_2 = PipelineCase(
     name="wan_2_2",
-    make_pipeline=_make_2_2,
-    make_inputs=_inputs(num_inference_steps=4, guidance_scale=4.0, guidance_scale_2=3.0),
+    make_pipeline=functools.partial(seeded_pipeline, 2, _wan_2_2),
+    make_inputs=_inputs(guidance_scale=4.0, guidance_scale_2=3.0),
     outputs=as_tensors,
 )
-"""Text to video with two DiTs: two steps each."""
+"""Text to video with two DiTs: a step each."""
 
-WAN_2_2_TI2V = PipelineCase(name="wan_2_2_ti2v", make_pipeline=_make_2_2_ti2v, make_inputs=_inputs(), outputs=as_tensors)
+WAN_2_2_TI2V = PipelineCase(
+    name="wan_2_2_ti2v", make_pipeline=functools.partial(seeded_pipeline, 3, _wan_2_2_ti2v), make_inputs=_inputs(), outputs=as_tensors
+)
 """Text to video with one DiT, a time of its own for each token, and the VAE that works on patches."""
 
-WAN_2_1_I2V = PipelineCase(name="wan_2_1_i2v", make_pipeline=_make_2_1_i2v, make_inputs=_inputs(image=picture()), outputs=as_tensors)
+WAN_2_1_I2V = PipelineCase(
+    name="wan_2_1_i2v",
+    make_pipeline=functools.partial(seeded_pipeline, 4, _wan_2_1_i2v),
+    make_inputs=_inputs(image=picture()),
+    outputs=as_tensors,
+)
 """Picture to video with one DiT and an image encoder."""
 
 WAN_2_2_I2V = PipelineCase(
     name="wan_2_2_i2v",
-    make_pipeline=_make_2_2_i2v,
-    make_inputs=_inputs(image=picture(), num_inference_steps=4),
+    make_pipeline=functools.partial(seeded_pipeline, 5, _wan_2_2_i2v),
+    make_inputs=_inputs(image=picture()),
     outputs=as_tensors,
 )
 """Picture to video with two DiTs and no image encoder."""

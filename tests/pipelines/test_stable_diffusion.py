@@ -282,7 +282,7 @@ def test_blocks_in_the_order_of_their_use():
     assert streamed["unet"] == ("unet.down_blocks", "unet.mid_block", "unet.up_blocks")
     names = [f"controlnet.nets.{index}.{name}" for index in range(2) for name in ("down_blocks", "mid_block")]
     assert streamed["controlnet"] == tuple(names)
-    net = control_net(pipeline.unet)
+    net = control_net()
     pipeline.controlnet = diffusers.MultiControlNetModel([net, net])
     assert resolve_offload_plan(pipeline, LAYERWISE).component("controlnet").block_paths == tuple(names[:2])
     pipeline.controlnet = net

@@ -17,7 +17,7 @@ BUILDERS = [
     language.gemma3_encoder,
     language.qwen25_vl_encoder,
     unets.unet_2d,
-    lambda: unets.control_net(unets.unet_2d()),
+    unets.control_net,
 ]
 
 
