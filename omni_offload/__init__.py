@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         supports_model_cpu_offload,
     )
     from omni_offload.residency import ModuleResidency
-    from omni_offload.trace import ComponentReport, OffloadReport
+    from omni_offload.trace import ComponentReport, HeldBytes, Lane, OffloadReport, Recording, Span
 
 __all__ = [
     "DIT_COMPONENT",
@@ -50,7 +50,9 @@ __all__ = [
     "DLOTransfer",
     "DiffusionParallelConfig",
     "DistributedLayerwiseOffloadBackend",
+    "HeldBytes",
     "HookRegistry",
+    "Lane",
     "LayerOptions",
     "LayerwiseOffloadBackend",
     "ModelCpuOffloadMixin",
@@ -68,8 +70,10 @@ __all__ = [
     "OffloadStrategy",
     "OmniDiffusionConfig",
     "OmniOffloadMixin",
+    "Recording",
     "ResidentPlacement",
     "ResolvedOffloadPlan",
+    "Span",
     "SupportsComponentDiscovery",
     "SupportsModelCpuOffload",
     "get_offload_backend",
@@ -133,7 +137,11 @@ _MODULES = {
     "omni_offload.residency": ("ModuleResidency",),
     "omni_offload.trace": (
         "ComponentReport",
+        "HeldBytes",
+        "Lane",
         "OffloadReport",
+        "Recording",
+        "Span",
     ),
 }
 """Where the names are defined."""

@@ -7,10 +7,11 @@ from mutant import Mutant
 from mutants_backends import BACKENDS
 from mutants_residency import RESIDENCY
 from mutants_selection import SELECTION
+from mutants_trace import TRACE
 
 __all__ = ["CONTROLS", "MUTANTS", "Mutant"]
 
-MUTANTS = (*RESIDENCY, *BACKENDS, *SELECTION)
+MUTANTS = (*RESIDENCY, *BACKENDS, *SELECTION, *TRACE)
 
 _STOPS = (
     "cleanup.py",
