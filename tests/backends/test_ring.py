@@ -108,6 +108,18 @@ def test_a_pass_in_the_learned_order_copies_every_block_once(ring):
         assert ring.tenants() == sorted(list(dict.fromkeys(order or range(DEPTH)))[:3])
 
 
+def test_the_first_pass(make, device):
+    """Blocks are fetched before they run from the first pass on; what was fetched for a pass that does not come is counted."""
+    pipe = make()
+    with pipe.enable_omni_offload("layer", device=device, keep_between_calls=True) as backend, torch.no_grad():
+        ring = Ring(pipe, make(), backend)
+        ring.run()
+        part = next(part for part in backend.report().components if part.name == "transformer")
+        assert (part.prefetch_hits, part.misses, part.wasted_copies) == (DEPTH, 1, 0)
+        backend.release()
+        assert ring.count()[2] == 3
+
+
 def test_blocks_that_fit_the_slots_stay(ring):
     """A pass over no more blocks than there are slots copies nothing once it is learned."""
     for _ in range(2):
@@ -202,6 +214,17 @@ def test_edits_of_every_kind_are_seen_in_every_place(ring):
     ring.run()
 
 
+def test_small_buffers_stay(make, device):
+    """Buffers of up to 1 MiB are with the rest: they are often written, and are on the device while any block runs."""
+    pipe, seen = make(), []
+    for block in pipe.transformer.blocks:
+        block.register_buffer("count", torch.zeros(4))
+        block.register_forward_pre_hook(lambda *_: seen.append({one.count.device.type for one in pipe.transformer.blocks}))
+    with pipe.enable_omni_offload("layer", device=device), torch.no_grad():
+        pipe.transformer(torch.randn(2, WIDTH))
+    assert seen == [{device.type}] * DEPTH
+
+
 def test_a_tie_that_comes_while_enabled(ring):
     """Weights that two blocks come to share go to the rest, where both find them."""
     for one in (ring.pipe, ring.plain):
@@ -212,17 +235,21 @@ def test_a_tie_that_comes_while_enabled(ring):
     ring.run()
 
 
-@pytest.mark.parametrize("kind", ["in place", "new tensor"])
+@pytest.mark.parametrize("kind", ["in place", "new tensor", "without a counter"])
 def test_weights_written_on_the_device_come_back(ring, kind):
     """A block that changes its weights in forward is written back before its slot is another's, in every pass."""
 
     def write(block):
-        if kind == "in place":
-            block.bias.add_(0.125)
-        else:
+        if kind == "new tensor":
             block.bias.data = block.bias.data + 0.125
+            return
+        with torch.inference_mode():
+            block.bias.add_(0.125)
 
     for one in (ring.pipe, ring.plain):
+        if kind == "without a counter":
+            with torch.inference_mode():
+                one.transformer.blocks[1].bias = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
         one.transformer.blocks[1].writes = write
     for _ in range(3):
         ring.run()
