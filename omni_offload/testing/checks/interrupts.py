@@ -1,6 +1,7 @@
 """All or nothing: enable fails at any point, and interrupts land on any line."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,22 +27,24 @@ __all__ = ["check_interrupted_call", "check_interrupted_disable", "check_interru
 _FAULTS, _FAULTS_ON_DEVICE = 9, 4
 _LINES, _CALLS = 8, 6
 
+_Fault = tuple[str, Callable[[], contextlib.AbstractContextManager[Any]]]
+
 
 def check_rollback(bench: Bench) -> None:
     """Where enabling fails, at any pinned or device allocation or hook registration, everything is as it was before."""
     pipeline = bench.fresh()
     kinds = {component.kind for component in bench.plan(pipeline).components}
     keys: dict[str, Any] = {"components": ["dit"]} if "dit" in kinds and len(kinds) > 1 else {}
+    faults = _faults_of_enabling(bench, pipeline, keys)
     for on_device in (False, True):
         pipeline = bench.fresh()
         if on_device:
             bench.to_device(pipeline)
         base, pinned = bench.allocated(), bench.pinned()
         before = Snapshot(bench.components(pipeline), pipeline)
-        faults = _faults_of_enabling(bench, keys)
         for what, fault in bench.sample(faults, _FAULTS_ON_DEVICE if on_device else _FAULTS):
             try:
-                with fault:
+                with fault():
                     bench.enable(pipeline, **keys)
             except (Injected, RuntimeError):
                 when = f"after enabling failed at {what}, of a pipeline on {bench.device if on_device else 'the host'}"
@@ -56,21 +59,22 @@ def check_rollback(bench: Bench) -> None:
             bench.require_equal(bench.call(pipeline), when="after enabling had failed before")
 
 
-def _faults_of_enabling(bench: Bench, keys: dict[str, Any]) -> list[tuple[str, contextlib.AbstractContextManager[Any]]]:
+def _faults_of_enabling(bench: Bench, pipeline: Any, keys: dict[str, Any]) -> list[_Fault]:
     """Return every failure to try, told by one run that goes well."""
-    pipeline = bench.fresh()
     sim = bench.need_simulation("can let pinning fail") if bench.simulated else None
     pins = sim.pin_count() if sim else 0
     with counting_allocations() as made, failing_registration(-1) as registered:
         bench.enable(pipeline, **keys)
     pins = (sim.pin_count() if sim else 0) - pins
     bench.disable(pipeline)
-    faults: list[tuple[str, contextlib.AbstractContextManager[Any]]] = []
+    faults: list[_Fault] = []
     if sim:
-        faults += [(f"pinned allocation {n + 1}", sim.settings(fail_pin_in=n)) for n in range(pins)]
-    faults += [(f"device allocation {n + 1}", counting_allocations(_refusing(bench, n))) for n in range(len(made))]
+        faults += [(f"pinned allocation {n + 1}", functools.partial(sim.settings, fail_pin_in=n)) for n in range(pins)]
+    refusals = (functools.partial(counting_allocations, _refusing(bench, n)) for n in range(len(made)))
+    faults += [(f"device allocation {n + 1}", refusal) for n, refusal in enumerate(refusals)]
     for after in (False, True):
-        faults += [(f"hook registration {n + 1}", failing_registration(n, after=after)) for n in range(len(registered))]
+        failures = (functools.partial(failing_registration, n, after=after) for n in range(len(registered)))
+        faults += [(f"hook registration {n + 1}", failure) for n, failure in enumerate(failures)]
     return faults
 
 

@@ -125,8 +125,8 @@ def check_repeated_calls(bench: Bench) -> None:
             bench.call(pipeline, keep=False)
         device, pinned, tensors = bench.allocated(), bench.pinned(), live_tensors()
         calls = _CALLS_EXHAUSTIVE if bench.exhaustive else _CALLS
-        for _ in range(calls):
-            bench.call(pipeline, keep=False)
+        for number in range(calls):
+            bench.require_equal(bench.call(pipeline), when=f"of call {number + 3}")
         for what, before, now in (
             ("device bytes", device, bench.allocated()),
             ("pinned bytes", pinned, bench.pinned()),
@@ -134,7 +134,6 @@ def check_repeated_calls(bench: Bench) -> None:
         ):
             if now > before:
                 bench.fail(f"{before} {what} after {calls} further calls", now)
-        bench.require_equal(bench.call(pipeline), when=f"of call {calls + 3}")
 
 
 def live_tensors() -> int:
