@@ -253,6 +253,7 @@ def test_what_an_interrupt_left_running_ends_with_the_call(make, device, x):
         Accelerator.of(device).recorder.ends("left")
         Accelerator.of(device).recorder.begins("left")
         Accelerator.of(device).recorder.call_ends()
+    assert [span.name for span in recording.lane(Lane.COMPUTE)].count("left") == 2  # before the call, and after it
     assert {span.name for span in recording.lane(Lane.USE)} == {"text_encoder", "transformer", "vae"}
 
 
