@@ -437,7 +437,7 @@ RESIDENCY = (
     Mutant(
         "growth-not-seen",
         "residency/tables.py",
-        "if sum(len(_tensor_attributes(state)) for state in self._states) != len(self._attributes):",
+        "if sum(len(_tensor_attributes(state)) for state in states) != len(self._attributes):",
         "if False:",
         "a new tensor attribute is not taken in",
         ("tests/residency/test_tensors.py::test_a_new_tensor_attribute_is_growth_and_a_replaced_one_a_change",),
