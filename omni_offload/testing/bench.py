@@ -255,6 +255,7 @@ class Bench(Subject):
         self._made.clear()
         self._disable.clear()
         self._staying.clear()
+        self._plans.clear()
         gc.collect()
         torch.accelerator.synchronize(self.device)
 

@@ -1,5 +1,6 @@
 """What is checked: the pipelines of a case, their components, their calls."""
 
+import itertools
 import operator
 import warnings
 from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ class Subject(DeviceFacts):
         self.case = case
         self.mode = mode
         self._made: list[Any] = []
+        self._plans: dict[tuple[int, str], ResolvedOffloadPlan] = {}
 
     def fresh(self) -> Any:
         """Return a fresh pipeline on the CPU."""
@@ -85,7 +87,7 @@ class Subject(DeviceFacts):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             found = discover_components(pipeline)
-        weighty = (c for c in found if c.module is not None and any(True for _ in (*c.module.parameters(), *c.module.buffers())))
+        weighty = (c for c in found if c.module is not None and any(True for _ in itertools.chain(c.module.parameters(), c.module.buffers())))
         return {c.path: c.module for c in weighty if c.module is not None}
 
     def targets(self, pipeline: Any) -> list[Target]:
@@ -118,10 +120,13 @@ class Subject(DeviceFacts):
         return make_config({"mode": mode, **({"slots": 2} if mode is OffloadMode.LAYER else {}), **keys})
 
     def plan(self, pipeline: Any, **keys: Any) -> ResolvedOffloadPlan:
-        """Return what enabling would do."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return resolve_offload_plan(pipeline, self.config(**keys))
+        """Return what enabling would do; it is resolved once in a check for each pipeline and configuration."""
+        asked = id(pipeline), repr(sorted(keys.items()))
+        if asked not in self._plans:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._plans[asked] = resolve_offload_plan(pipeline, self.config(**keys))
+        return self._plans[asked]
 
     def not_streaming(self, pipeline: Any) -> dict[str, str] | None:
         """Return the DiTs with weights that do not stream in mode `layer`, each with the reason; None where nothing at all streams.
