@@ -22,6 +22,10 @@ from omni_offload.testing.reference import Use
 __all__ = ["Subject"]
 
 
+def _has_weights(module: torch.nn.Module) -> bool:
+    return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
+
+
 class Subject(DeviceFacts):
     """The pipelines of one case on one device.
 
@@ -87,7 +91,7 @@ class Subject(DeviceFacts):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             found = discover_components(pipeline)
-        weighty = (c for c in found if c.module is not None and any(True for _ in itertools.chain(c.module.parameters(), c.module.buffers())))
+        weighty = (c for c in found if c.module is not None and _has_weights(c.module))
         return {c.path: c.module for c in weighty if c.module is not None}
 
     def targets(self, pipeline: Any) -> list[Target]:
