@@ -86,7 +86,7 @@ def scale(value):
     """The scale of adapters in one call, by its keyword."""
 
     def run(pipe):
-        name = "joint_attention_kwargs" if hasattr(pipe, "joint_attention_kwargs") else "attention_kwargs"
+        name = "joint_attention_kwargs" if hasattr(type(pipe), "joint_attention_kwargs") else "attention_kwargs"
         return {"cross_attention_kwargs" if prefix(pipe) == "unet" else name: {"scale": value}}
 
     return run
