@@ -46,7 +46,7 @@ class BlockHook(EntryHook):
         self._entered[-1] = outside
         if outside:
             args, kwargs = super().pre_forward(module, method, args, kwargs)
-        if self._index in self._ring.blocks:  # else it became a resident one
+        if self._index in self._ring.blocks:  # else it is a resident one, for now
             self._ring.enter(self._index)
         return args, kwargs
 
@@ -74,8 +74,8 @@ class BlockHook(EntryHook):
 
 
 def block_hooks(rotation: Rotation, member: Member) -> Iterator[tuple[str, torch.nn.Module, BlockHook]]:
-    """Yield path, module and hook of every streamed block of a component; none where it does not stream."""
+    """Yield path, module and hook of every block of a component that streams, of its residents too: they may change."""
     residency = member.owner.residency
     if isinstance(residency, StreamedResidency):
-        for index, block in residency.ring.blocks.items():
-            yield block.name, block.module, BlockHook(rotation, member, residency, index)
+        for block in residency.blocks:
+            yield block.name, block.module, BlockHook(rotation, member, residency, block.index)
