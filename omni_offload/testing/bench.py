@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
+import attrs
 import torch
 
 from omni_offload.backends import owns_its_offload
@@ -18,7 +19,7 @@ from omni_offload.testing.case import PipelineCase
 from omni_offload.testing.facts import NotRun
 from omni_offload.testing.layout import Layout, layout_of
 from omni_offload.testing.observe import Snapshot, Target, bytes_on, device_size, same_values
-from omni_offload.testing.reference import Reference, make_reference
+from omni_offload.testing.reference import Reference, Use, make_reference
 from omni_offload.testing.subject import Subject
 
 __all__ = ["Bench", "NotRun"]
@@ -59,7 +60,8 @@ class Bench(Subject):
         self.races: list[str] = []
         self.least_budget: int | None = None
         self._seed = seed
-        self._streams: bool | None = None
+        self._blocks: tuple[str, ...] | None = None
+        self._block_uses: tuple[Use, ...] | None = None
         self._reference: Reference | Exception = Unprepared("call prepare() first")
         self._disable: dict[int, Callable[[], None]] = {}
         self._staying: dict[int, set[str]] = {}
@@ -150,10 +152,28 @@ class Bench(Subject):
         Raises:
             NotRun: Nothing streams; the reason says what is to be declared.
         """
-        if self.mode is OffloadMode.LAYER and self._streams is None:
-            self._streams = self.not_streaming(self.fresh()) is not None
-        if self._streams is False:
-            raise NotRun("no component of the pipeline streams: no stack of two or more blocks is declared; see OffloadPlan.block_attrs")
+        if self.mode is OffloadMode.LAYER and not self._blocks:
+            pipeline = self.fresh()
+            if self.not_streaming(pipeline) is None:
+                raise NotRun("no component streams: no stack of two or more blocks is declared; see OffloadPlan.block_attrs")
+            self._blocks = tuple(target.path for target in self.blocks(pipeline))
+
+    @property
+    def block_paths(self) -> tuple[str, ...]:
+        """The paths of the blocks that stream; none in mode `module`."""
+        return self._blocks or ()
+
+    @property
+    def block_uses(self) -> tuple[Use, ...]:
+        """The uses of the blocks that stream in a resident run, made once, and the device bytes beyond the weights when each began."""
+        if self._block_uses is None:
+            pipeline = self.fresh()
+            before = self.allocated()
+            self.to_device(pipeline)
+            start = self.allocated() - before
+            uses = self.count_uses(pipeline, lambda: self.call(pipeline, keep=False), self.blocks(pipeline))
+            self._block_uses = tuple(attrs.evolve(use, allocated=use.allocated - before - start) for use in uses)
+        return self._block_uses
 
     # ---- the resident run ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ _ALIGNMENT = 64
 #: Buffers up to this size (bytes) stay with the rest.
 _SMALL_BUFFER = 1 << 20
 _REST = ""
+_UNIT = 512
 
 
 @attrs.frozen(kw_only=True)
@@ -26,11 +27,13 @@ class Layout:
         blocks: By path, of the weights that travel with each block that streams, in declared order. What blocks share with
             others, and small buffers, are the rest's.
         slots: Device buffers that the blocks take turns in.
+        travelling: Full names of the tensors that travel with blocks.
     """
 
     rest: int
     blocks: dict[str, int]
     slots: int
+    travelling: frozenset[str]
 
     @property
     def slot(self) -> int:
@@ -63,33 +66,51 @@ def layout_of(pipeline: object, planned: PlannedComponent, component: torch.nn.M
     staying = {inner for path, inner in component.named_modules() if f"{planned.path}.{path}" in planned.rest_paths}
     homes.update((id(inner), _REST) for part in staying for inner in part.modules())
     sizes = dict.fromkeys((_REST, *blocks), 0)
-    for nbytes, having, small in _groups(component, homes):
-        sizes[having.pop() if len(having) == 1 and not small else _REST] += nbytes
+    travelling: set[str] = set()
+    for group in _groups(component, homes):
+        nbytes = max(one.stop for one in group) - group[0].start
+        having = {one.home for one in group}
+        small = nbytes <= _SMALL_BUFFER and all(one.buffer for one in group)
+        home = having.pop() if len(having) == 1 and not small else _REST
+        sizes[home] += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        travelling.update(f"{planned.path}.{one.name}" for one in group if home != _REST)
     rest = sizes.pop(_REST)
-    return Layout(rest=-(-rest // 512) * 512, blocks=sizes, slots=slots)
+    return Layout(rest=-(-rest // _UNIT) * _UNIT, blocks=sizes, slots=slots, travelling=frozenset(travelling))
 
 
-def _groups(component: torch.nn.Module, homes: dict[int, str]) -> Iterator[tuple[int, set[str], bool]]:
-    """Yield the padded bytes of tensors that share bytes, the homes that have them, and whether they are no more than a small buffer."""
-    found = sorted(
-        ((*span_of(tensor), homes.get(id(inner), _REST), buffer) for inner in component.modules() for tensor, buffer in _own(inner)),
-        key=lambda one: one[:2],
-    )
-    group: list[tuple[int, int, str, bool]] = []
-    for one in [*found, None]:
-        if group and (one is None or one[0] >= max(stop for _, stop, _, _ in group)):
-            nbytes = max(stop for _, stop, _, _ in group) - group[0][0]
-            small = nbytes <= _SMALL_BUFFER and all(buffer for *_, buffer in group)
-            yield -(-nbytes // _ALIGNMENT) * _ALIGNMENT, {home for _, _, home, _ in group}, small
+@attrs.frozen
+class _Found:
+    """One tensor: where it begins and ends, what it travels with, its name, and whether it is a buffer or a plain attribute."""
+
+    start: int
+    stop: int
+    home: str
+    name: str
+    buffer: bool
+
+
+def _groups(component: torch.nn.Module, homes: dict[int, str]) -> Iterator[list[_Found]]:
+    """Yield the tensors of a component that share bytes with one another."""
+    found = [
+        _Found(*span_of(tensor), homes.get(id(inner), _REST), f"{path}.{name}" if path else name, buffer)
+        for path, inner in component.named_modules()
+        for name, tensor, buffer in _own(inner)
+        if tensor.numel()
+    ]
+    group: list[_Found] = []
+    for one in sorted(found, key=lambda one: (one.start, one.stop)):
+        if group and one.start >= max(other.stop for other in group):
+            yield group
             group = []
-        if one is not None:
-            group.append(one)
+        group.append(one)
+    if group:
+        yield group
 
 
-def _own(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Yield the tensors of a module without its children, and whether each is a buffer, or a plain attribute."""
+def _own(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Yield name and value of a module's tensors, without its children's, and whether each is a buffer, or a plain attribute."""
     state = vars(module)
     computed = derived_names(state)
-    yield from ((tensor, False) for tensor in state["_parameters"].values() if tensor is not None and tensor.numel())
-    plain = [value for name, value in state.items() if isinstance(value, torch.Tensor) and name not in computed]
-    yield from ((tensor, True) for tensor in (*state["_buffers"].values(), *plain) if tensor is not None and tensor.numel())
+    plain = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and name not in computed}
+    for table, buffer in ((state["_parameters"], False), (state["_buffers"], True), (plain, True)):
+        yield from ((name, tensor, buffer) for name, tensor in table.items() if tensor is not None)

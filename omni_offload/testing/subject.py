@@ -11,7 +11,7 @@ import torch
 from omni_offload.config import OffloadConfig, OffloadMode, make_config
 from omni_offload.discovery import Problems, discover_components, find_components
 from omni_offload.errors import ContractViolation
-from omni_offload.plan import ResolvedOffloadPlan, Treatment, resolve_offload_plan
+from omni_offload.plan import ResolvedOffloadPlan, Treatment, resolve_offload_plan, streamed_blocks
 from omni_offload.plan.declared import pipeline_plan
 from omni_offload.plan.treatment import ComponentPlanner
 from omni_offload.testing.case import PipelineCase
@@ -54,9 +54,9 @@ class Subject(DeviceFacts):
         self._made.append(pipeline)
         return pipeline
 
-    def call(self, pipeline: Any, *, keep: bool = True) -> list[torch.Tensor]:
-        """Run one call and return its outputs on the CPU (or, without `keep`, nothing)."""
-        inputs = self.inputs(pipeline)
+    def call(self, pipeline: Any, *, keep: bool = True, **more: Any) -> list[torch.Tensor]:
+        """Run one call, with more arguments than the case's, and return its outputs on the CPU (or, without `keep`, nothing)."""
+        inputs = {**self.inputs(pipeline), **more}
         with torch.no_grad():
             result = pipeline(**inputs)
             outputs = self._of_case("outputs", lambda: self.case.outputs(result))
@@ -104,6 +104,12 @@ class Subject(DeviceFacts):
             targets += [Target(path, module, method) for method in methods if method != "forward" or path not in components]
         return targets
 
+    def blocks(self, pipeline: Any) -> list[Target]:
+        """Return `forward` of every block that streams; none in mode `module`."""
+        streaming = self.plan(pipeline).treated(Treatment.STREAM)
+        found = (block for component in streaming for block in streamed_blocks(pipeline, component))
+        return [Target(path, block, "forward") for path, block in found]
+
     def component_of(self, pipeline: Any, path: str) -> str:
         """Return the component that a path lies in, or is."""
         return next(name for name in self.components(pipeline) if f"{path}.".startswith(f"{name}."))
@@ -148,8 +154,14 @@ class Subject(DeviceFacts):
         rotating = (component for component in planned if component.kind == "dit" and component.treatment is Treatment.ROTATE)
         return {component.path: component.reason for component in rotating if component.weight_bytes}
 
-    def count_uses(self, pipeline: Any, body: Callable[[], Any]) -> list[Use]:
-        """Run a function and return the uses of components in it; a method within another of its component is none of its own."""
+    def count_uses(self, pipeline: Any, body: Callable[[], Any], targets: list[Target] | None = None) -> list[Use]:
+        """Run a function and return the uses of components in it; a method within another of its component is none of its own.
+
+        Args:
+            pipeline: The pipeline.
+            body: The function.
+            targets: Methods within components whose uses are told instead.
+        """
         uses: list[Use] = []
         inside: list[str] = []
 
@@ -163,6 +175,6 @@ class Subject(DeviceFacts):
             finally:
                 inside.pop()
 
-        with watching(self.targets(pipeline), around):
+        with watching(self.targets(pipeline) if targets is None else targets, around):
             body()
         return uses

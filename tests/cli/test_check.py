@@ -231,7 +231,7 @@ def test_where_nothing_streams_no_check_of_layer_mode_counts_as_passed(check_jso
     assert status == 0
     assert told["counts"]["NOT_RUN"] == len(all_checks())
     assert {result["reason"] for result in told["cases"][0]["results"]} == {
-        "no component of the pipeline streams: no stack of two or more blocks is declared; see OffloadPlan.block_attrs"
+        "no component streams: no stack of two or more blocks is declared; see OffloadPlan.block_attrs"
     }
 
 

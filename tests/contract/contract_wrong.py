@@ -7,7 +7,7 @@ import threading
 
 import attrs
 import torch
-from contract_tiny import Adapting, Autoencoder, Base, Denoiser, HandWritten, Hook, Tiny, case_of
+from contract_tiny import WIDTH, Adapting, Autoencoder, Base, Denoiser, HandWritten, Hook, Tiny, case_of
 from torch import nn
 
 from omni_offload import HookRegistry, OffloadPlan, OmniOffloadMixin
@@ -18,11 +18,11 @@ from omni_offload.testing import all_checks
 WRONG = []
 
 
-def wrong(check, **also):
-    """Register a wrong pipeline for a check, with the other checks that it fails too and the reasons."""
+def wrong(check, mode="module", **also):
+    """Register a wrong pipeline for a check in a mode, with the other checks that it fails too and the reasons."""
 
     def register(cls):
-        cls.check, cls.also = check, also
+        cls.check, cls.mode, cls.also = check, mode, also
         WRONG.append(cls)
         return cls
 
@@ -30,6 +30,9 @@ def wrong(check, **also):
 
 
 CHECKS = tuple(check.__name__.removeprefix("check_") for check in all_checks())
+
+#: Checks that are not run in mode `module`.
+OF_LAYER_MODE = ("slots", "residents", "block_order", "block_report")
 
 
 def of(reason, *names):
@@ -39,7 +42,10 @@ def of(reason, *names):
 
 def refused(own, *passing):
     """Return all checks but the class's own, and those that need no call, or none that goes well."""
-    return of("the pipeline cannot be enabled, or not called", *(name for name in CHECKS if name not in (own, "adapters", *passing)))
+    return of(
+        "the pipeline cannot be enabled, or not called",
+        *(name for name in CHECKS if name not in (own, "adapters", *OF_LAYER_MODE, *passing)),
+    )
 
 
 def repairs(reason, *, call=True):
@@ -57,7 +63,17 @@ CALLING_TWICE = tuple(
     f"check_{name}"
     for name in (
         *("numerics_on_least_budget", "keep_between_calls", "budget", "buffers", "shared_weight", "save", "deepcopy"),
-        *("edits", "structure", "casts", "replaced_component", "shared_component", "failing_uses", "failing_callback", "failing_loads"),
+        *(
+            "edits",
+            "edits_within_calls",
+            "structure",
+            "casts",
+            "replaced_component",
+            "shared_component",
+            "failing_uses",
+            "failing_callback",
+            "failing_loads",
+        ),
         *("failing_activations", "interrupted_call", "threads", "streams", "races", "repeated_calls", "host_budget", "casts_within_calls"),
     )
 )
@@ -86,7 +102,7 @@ class Switched(Tiny):
 # ---- declarations ------------------------------------------------------------------------------------------------------------
 
 
-@wrong("check_case", check_edits="nothing tells whether outputs depend on weights")
+@wrong("check_case", **of("nothing tells whether outputs depend on weights", "edits", "edits_within_calls"))
 class ReturnsNothing(Tiny):
     """Its case compares no tensor."""
 
@@ -566,7 +582,7 @@ class ResetsBuffers(Resets):
         return [t for t in module.buffers() if not t.is_inference()]
 
 
-@wrong("check_written_weights", check_casts_within_calls="what is cast in a use is written in it")
+@wrong("check_written_weights", **of("what is cast or edited in a use is written in it", "casts_within_calls", "edits_within_calls"))
 class ResetsWeights(Resets):
     """Writes to weights are lost."""
 
@@ -668,7 +684,7 @@ class CopiesTheHook(Switched):
 # ---- changes -----------------------------------------------------------------------------------------------------------------
 
 
-@wrong("check_edits", **of("it changes the encoder too", "structure", "casts"))
+@wrong("check_edits", **of("it changes the encoder too", "edits_within_calls", "structure", "casts"))
 class RemembersPrompts(Tiny):
     """Keeps what the encoder made of a prompt, whatever becomes of the encoder."""
 
@@ -678,6 +694,20 @@ class RemembersPrompts(Tiny):
         if "remembered" not in vars(self):
             self.remembered = super().encode_prompt(ids).cpu()
         return self.remembered.to(self._execution_device)
+
+
+@wrong("check_edits_within_calls")
+class UndoesEditsOfCallbacks(Tiny):
+    """Puts the weights of its DiT back to what they were before a callback."""
+
+    def denoise(self, latents, text, callback=None, steps=3):
+        def guarded(*args):
+            known = {name: tensor.clone() for name, tensor in self.transformer.state_dict().items()}
+            callback(*args)
+            self.transformer.load_state_dict(known)
+
+        hidden = callback is not None and self.offload_backend is not None
+        return super().denoise(latents, text, guarded if hidden else callback, steps)
 
 
 class RemembersBlocks(Denoiser):
@@ -960,6 +990,146 @@ class KnowsOneThread(Tiny):
         if threading.get_ident() != self.thread:
             raise RuntimeError("called from another thread")
         return super().denoise(*args, **kwargs)
+
+
+# ---- what streams --------------------------------------------------------------------------------------------------------------
+
+
+class Hoarded(nn.Linear):
+    """Keeps a copy of its weight when it has run, while what it belongs to is hooked."""
+
+    def __init__(self, kept):
+        super().__init__(WIDTH, WIDTH)
+        self.kept = kept
+
+    def forward(self, x):
+        if HookRegistry.find(self) is not None:
+            self.kept.append(self.weight.clone())
+        return super().forward(x)
+
+
+class Hoards(Denoiser):
+    """Has copies of its blocks' weights until it is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+        self.blocks = nn.ModuleList(Hoarded(self.kept) for _ in range(3))
+
+    def forward(self, x, text):
+        try:
+            return super().forward(x, text)
+        finally:
+            self.kept.clear()
+
+
+@wrong("check_slots", mode="layer", **of("what it keeps is more than the slots", "peak", "budget", "residents"))
+class KeepsCopiesOfBlocks(Tiny):
+    """Has device copies of all its blocks' weights at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = Hoards().eval()
+
+
+@wrong("check_residents", mode="layer")
+class LetsEveryBlockStream(Tiny):
+    """Takes no notice of how many blocks are to stay."""
+
+    def enable_omni_offload(self, config, **kwargs):
+        return super().enable_omni_offload(attrs.evolve(config, layer_options={}), **kwargs)
+
+
+class Noted(nn.Linear):
+    """Notes that it runs."""
+
+    def __init__(self, number, ran):
+        super().__init__(WIDTH, WIDTH)
+        self.number, self.ran = number, ran
+
+    def forward(self, x):
+        self.ran.append(self.number)
+        return super().forward(x)
+
+
+class WantsOrder(Denoiser):
+    """Gives something else where its blocks have not run one after another, while it is hooked."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran = []
+        self.blocks = nn.ModuleList(Noted(number, self.ran) for number in range(3))
+
+    def forward(self, x, text):
+        self.ran.clear()
+        x = super().forward(x, text)
+        return x + 1e-3 if self.ran != [0, 1, 2] and HookRegistry.find(self) is not None else x
+
+
+@wrong("check_block_order", mode="layer")
+class BelievesInTheOrder(Tiny):
+    """Is right only as long as its blocks run in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = WantsOrder().eval()
+
+
+@wrong("check_block_report", mode="layer")
+class ReportsNoHits(Switched):
+    """Its report tells of no block that was fetched in time."""
+
+    def switched_on(self, backend):
+        def report():
+            whole = type(backend).report(backend)
+            return attrs.evolve(whole, components=tuple(attrs.evolve(c, prefetch_hits=0) for c in whole.components))
+
+        backend.report = report
+
+
+@wrong("check_traffic", mode="layer", **of("what is there is fetched again", "block_report", "residents", "keep_between_calls"))
+class ReadsEverythingAgain(Tiny):
+    """Counts all device copies as stale in each step."""
+
+    def denoise(self, latents, text, callback=None, steps=3):
+        for _ in range(steps):
+            if self.offload_backend is not None:
+                self.offload_backend.refresh()
+            latents = super().denoise(latents, text, callback, 1)
+        return latents
+
+
+@wrong("check_on_device", mode="layer")
+class HasNoRestOnDevice(HasNothingOnDevice):
+    """on_device() does nothing where blocks stream, either."""
+
+
+@wrong("check_stray_use", mode="layer")
+class HidesStrayUsesOfBlocks(HidesStrayUses):
+    """Turns the error that names a weight into one that does not where blocks stream, too."""
+
+
+class Hides(Denoiser):
+    """Raises its own error where a block fails."""
+
+    def forward(self, x, text):
+        for block in self.blocks:
+            x = x + text
+            try:
+                y = block(x)
+            except Exception as error:
+                raise RuntimeError("a block failed") from error
+            x = x + torch.tanh(y)
+        return x
+
+
+@wrong("check_failing_uses", mode="layer", check_failing_activations="a block fails where there is no room for what it makes")
+class HidesErrorsOfBlocks(Tiny):
+    """Its DiT raises an error of its own where a block fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = Hides().eval()
 
 
 def case_for(cls):

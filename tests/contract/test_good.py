@@ -5,7 +5,7 @@ import torch
 from contract_tiny import WIDTH, Adapting, Base, Denoiser, HandWritten, Tiny, case_of
 from torch import nn
 
-from omni_offload import OmniOffloadMixin
+from omni_offload import OffloadPlan, OmniOffloadMixin
 from omni_offload.testing import Outcome, check_pipeline
 
 
@@ -27,6 +27,16 @@ class Experts(Tiny):
 
     _dit_modules = ["transformer", "transformer_2"]
     transformer_2 = None
+
+
+class HalfDeclared(Tiny):
+    """Two DiTs, and blocks of the first only."""
+
+    _dit_modules = ["transformer", "transformer_2"]
+
+    def __init__(self):
+        super().__init__()
+        self.transformer_2 = Denoiser().eval()
 
 
 class Nested(Tiny):
@@ -59,6 +69,7 @@ class Module(OmniOffloadMixin, nn.Module):
     _dit_modules = ["transformer"]
     _encoder_modules = []
     _vae_modules = ["vae"]
+    _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
     _offload_entry_points = {"vae": ("decode",)}
 
     def __init__(self):
@@ -104,7 +115,70 @@ class Odd(Denoiser):
         return super().forward(x, text) * self.one + self.wide[2, 3] * 0.01 + self.halves.float().mean() + self.flags.sum() * 0.1
 
 
-RIGHT = {Tiny: 1, Adapting: 0, Together: 1, Resident: 1, Experts: 1, Nested: 1, Module: 2, Forms: 1, HandWritten: 6}
+class Unequal(Tiny):
+    """Its blocks are of two sizes, share a weight, and one is used beside the others, of what stays with the rest."""
+
+    _offload_plan = OffloadPlan(
+        block_attrs={"transformer": ("blocks", "tail")},
+        encoder_block_attrs={"text_encoder": ("layers",)},
+        rest_submodules=frozenset({"transformer.blocks.0.scale"}),
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.text_encoder = Layers().eval()
+        self.transformer = Mixed().eval()
+
+
+class Layers(nn.Module):
+    """An encoder with a stack."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(Scaled() for _ in range(3))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Scaled(nn.Module):
+    """A block with a part that others use too."""
+
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.up, self.down, self.scale = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    weight = property(lambda self: self.up.weight)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x))) * self.scale(x)
+
+
+class Mixed(Denoiser):
+    """Two containers, in each step the first one twice, and a weight that two blocks share."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Scaled() for _ in range(3))
+        self.tail = nn.ModuleList(Scaled(3 * WIDTH) for _ in range(2))
+        self.tail[1].up.weight = self.tail[0].up.weight
+
+    def forward(self, x, text):
+        x = x + text
+        for block in (*self.blocks, *self.tail, *self.blocks):
+            x = block(x) / 2
+        return x + self.blocks[0].scale(x)
+
+
+RIGHT = {Tiny: 5, Adapting: 4, Together: 5, Resident: 5, Experts: 5, Nested: 5, Module: 7, Forms: 5, Unequal: 5, HandWritten: 10}
+"""Right pipelines, and how many checks are left out of each in mode `module`."""
+
+RIGHT_IN_LAYER_MODE = {Tiny: 1, Adapting: 0, Together: 1, Resident: 1, Experts: 1, Module: 3, Forms: 1, Unequal: 1, HandWritten: 1}
+"""The same in mode `layer`; nothing of `Nested` streams."""
 
 
 @pytest.mark.parametrize("cls", RIGHT, ids=lambda cls: cls.__name__)
@@ -113,6 +187,28 @@ def test_right_pipeline(cls):
     report = check_pipeline(case_of(cls))
     report.raise_for_failures()
     assert len(report.named(Outcome.NOT_RUN)) == RIGHT[cls], str(report)
+
+
+@pytest.mark.parametrize("cls", RIGHT_IN_LAYER_MODE, ids=lambda cls: cls.__name__)
+def test_right_pipeline_in_layer_mode(cls):
+    """It fails no check where its blocks stream, and so many are left out."""
+    report = check_pipeline(case_of(cls), mode="layer")
+    report.raise_for_failures()
+    assert len(report.named(Outcome.NOT_RUN)) == RIGHT_IN_LAYER_MODE[cls], str(report)
+
+
+def test_where_nothing_streams_nothing_passes():
+    """In mode `layer` no check of a pipeline without declared blocks counts as passed: each is not run, with the reason."""
+    report = check_pipeline(case_of(Nested), mode="layer")
+    assert {result.outcome for result in report.results} == {Outcome.NOT_RUN}
+    assert all("no stack of two or more blocks is declared" in result.reason for result in report.results)
+
+
+def test_what_moves_as_a_whole_is_named():
+    """In mode `layer` a DiT that does not stream beside another that does is named in the report, with the reason."""
+    report = check_pipeline(case_of(HalfDeclared), mode="layer", checks=["check_plan"])
+    (result,) = [one for one in report.results if one.outcome is Outcome.PASSED]
+    assert result.reason == "in mode layer these move as a whole: transformer_2 (selected, no blocks declared)"
 
 
 @pytest.mark.exhaustive

@@ -9,7 +9,7 @@ from omni_offload.testing import all_checks, check_pipeline
 @pytest.mark.parametrize("cls", WRONG, ids=lambda cls: f"{cls.check}-{cls.__name__}")
 def test_wrong_pipeline(cls):
     """It fails its check, and beside it exactly those that are listed with a reason."""
-    report = check_pipeline(case_for(cls))
+    report = check_pipeline(case_for(cls), mode=cls.mode)
     failed = {result.check: result.reason for result in report.failures}
     assert cls.check in failed, str(report)
     assert set(failed) - {cls.check} == set(cls.also), str(report)

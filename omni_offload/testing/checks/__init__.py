@@ -4,13 +4,13 @@ from omni_offload.testing.checks.adapters import check_adapters
 from omni_offload.testing.checks.changes import (
     check_casts,
     check_casts_within_calls,
-    check_edits,
     check_replaced_component,
     check_shared_component,
     check_structure,
     check_user_hooks,
 )
 from omni_offload.testing.checks.declarations import check_case, check_discovery, check_plan, check_protocols, check_signatures
+from omni_offload.testing.checks.edits import check_edits, check_edits_within_calls
 from omni_offload.testing.checks.failures import (
     check_failing_activations,
     check_failing_callback,
@@ -54,6 +54,7 @@ from omni_offload.testing.checks.residency import (
     check_unselected_stay,
     check_work_on_device,
 )
+from omni_offload.testing.checks.streaming import check_block_order, check_block_report, check_residents, check_slots
 from omni_offload.testing.checks.weights import (
     check_buffers,
     check_deepcopy,
@@ -97,6 +98,10 @@ CHECKS = (
     check_host_budget,
     check_traffic,
     check_report,
+    check_slots,
+    check_residents,
+    check_block_order,
+    check_block_report,
     check_buffers,
     check_written_weights,
     check_ties,
@@ -105,6 +110,7 @@ CHECKS = (
     check_save,
     check_deepcopy,
     check_edits,
+    check_edits_within_calls,
     check_structure,
     check_casts,
     check_casts_within_calls,

@@ -2,81 +2,25 @@
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from omni_offload.errors import OffloadError, OffloadStateError
 from omni_offload.testing.bench import Bench, NotRun
+from omni_offload.testing.checks.edits import edit_data
 from omni_offload.testing.checks.weights import first_weight, probes, within_uses
 from omni_offload.testing.observe import Snapshot, same_values
 
 __all__ = [
     "check_casts",
     "check_casts_within_calls",
-    "check_edits",
     "check_replaced_component",
     "check_shared_component",
     "check_structure",
     "check_user_hooks",
 ]
-
-Edit = Callable[[torch.nn.Parameter], None]
-
-
-def _edit_data(weight: torch.nn.Parameter) -> None:
-    weight.data.mul_(1.25)
-
-
-def _edit_in_place(weight: torch.nn.Parameter) -> None:
-    with torch.no_grad():
-        weight.mul_(1.25)
-
-
-def _assign_data(weight: torch.nn.Parameter) -> None:
-    weight.data = weight.data * 1.25
-
-
-def _edit_one_value(weight: torch.nn.Parameter) -> None:
-    weight.data.as_strided((1,), (1,), weight.data.storage_offset() + weight.numel() // 3).add_(0.5)
-
-
-_EDITS: tuple[tuple[str, Edit], ...] = (
-    ("through .data", _edit_data),
-    ("in place", _edit_in_place),
-    ("by assigning .data", _assign_data),
-    ("of one value, with refresh()", _edit_one_value),
-)
-
-
-def check_edits(bench: Bench) -> None:
-    """Edits of weights between calls (through .data, in place, by assignment, of one value) are in force, exactly once."""
-    resident = bench.fresh()
-    bench.to_device(resident)
-    expected = []
-    for _, edit in _EDITS:
-        for _, module in probes(bench, resident):
-            edit(first_weight(module))
-        expected.append(bench.call(resident))
-    weights = [first_weight(module).detach().cpu() for _, module in probes(bench, resident)]
-    if same_values(expected[0], bench.reference.outputs):
-        bench.fail("a case whose outputs depend on its weights", "equal outputs after weights were edited")
-    kept: dict[str, Any] = {"device_memory": 2 * bench.reference.weights, "keep_between_calls": True}
-    for keys in ({}, {"pin_memory": False}, *(() if bench.by_hand(resident) else (kept,))):
-        pipeline = bench.fresh()
-        with bench.enabled(pipeline, **keys) as backend:
-            if keys.get("pin_memory", True):
-                bench.require_equal(bench.call(pipeline), when="before any edit")
-            for (how, edit), wanted in zip(_EDITS, expected, strict=True):
-                for _, module in probes(bench, pipeline):
-                    edit(first_weight(module))
-                if "refresh" in how:
-                    backend.refresh()
-                bench.require_equal(bench.call(pipeline), when=f"after an edit {how}, with {keys}", expected=wanted)
-            bench.require_equal(bench.call(pipeline), when=f"of a second call after an edit, with {keys}", expected=expected[-1])
-        if not same_values([first_weight(module) for _, module in probes(bench, pipeline)], weights):
-            bench.fail("the edited weights after disable", "others")
 
 
 class _Adapted(torch.nn.Module):
@@ -218,7 +162,7 @@ def check_replaced_component(bench: Bench) -> None:
     bench.to_device(resident)
     path = bench.reference.uses[-1].path
     for donor in (resident, other):
-        _edit_data(first_weight(dict(probes(bench, donor))[path]))
+        edit_data(first_weight(dict(probes(bench, donor))[path]))
     expected = bench.call(resident)
     base, pinned = bench.allocated(), bench.pinned()
     before = Snapshot(bench.components(other))

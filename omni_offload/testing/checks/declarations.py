@@ -71,7 +71,7 @@ def check_discovery(bench: Bench) -> None:
 def check_plan(bench: Bench) -> None:
     """The declarations resolve to a plan in mode `module` and in mode `layer`, and resolving touches nothing."""
     pipeline = bench.fresh()
-    bench.plan(pipeline)
+    bench.plan(pipeline, mode="module")
     declared = getattr(pipeline, "_offload_plan", None)
     if declared is None:
         bench.note = "no _offload_plan: mode layer was not resolved"
@@ -81,6 +81,8 @@ def check_plan(bench: Bench) -> None:
         for path in component.block_paths:
             if not isinstance(operator.attrgetter(path)(pipeline), torch.nn.Module):
                 bench.fail(f"a module at {path}", "something else", component=component.path)
+    if whole := bench.not_streaming(pipeline):
+        bench.note = f"in mode layer these move as a whole: {', '.join(f'{path} ({why})' for path, why in whole.items())}"
 
 
 def check_signatures(bench: Bench) -> None:

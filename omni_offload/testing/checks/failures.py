@@ -1,15 +1,17 @@
 """What a failure leaves behind: nothing but what stays, and a pipeline whose next call is right."""
 
-import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from omni_offload.testing.bench import Bench, NotRun
+from omni_offload.testing.checks.edits import require_callback
 from omni_offload.testing.checks.residency import replay
 from omni_offload.testing.inject import Faults, Injected, counting_allocations, refuse_allocation
+from omni_offload.testing.observe import Target
 
 __all__ = ["check_failing_activations", "check_failing_callback", "check_failing_loads", "check_failing_uses", "check_threads"]
 
@@ -17,6 +19,8 @@ __all__ = ["check_failing_activations", "check_failing_callback", "check_failing
 _PATIENCE = 120
 #: Allocations of a call that are tried, those where a run is exhaustive or there are at most `_FEW`, and those of the framework's own.
 _ACTIVATIONS, _ACTIVATIONS_EXHAUSTIVE, _LOADS, _FEW = 10, 100, 5, 100
+#: Blocks that fail where a run is not exhaustive.
+_BLOCKS = 2
 
 
 def require_error(bench: Bench, body: Callable[[], Any], *, what: str) -> None:
@@ -33,14 +37,13 @@ def require_error(bench: Bench, body: Callable[[], Any], *, what: str) -> None:
 
 
 def check_failing_uses(bench: Bench) -> None:
-    """An error in any component's method, at its first or last use, before or after its work, passes unchanged and leaves nothing."""
+    """An error in a component's method or a block, at its first or last use, before or after its work, passes unchanged, leaves nothing."""
     pipeline = bench.fresh()
     base = bench.allocated()
-    counts: dict[str, int] = {}
-    for use in bench.reference.uses:
-        counts[use.name] = counts.get(use.name, 0) + 1
-    with Faults(bench.used(pipeline)) as faults, bench.enabled(pipeline) as backend:
-        for target in bench.used(pipeline):
+    blocks = _sampled_blocks(bench, pipeline)
+    counts = Counter(use.name for use in (*bench.reference.uses, *(bench.block_uses if blocks else ())))
+    with Faults((*bench.used(pipeline), *blocks)) as faults, bench.enabled(pipeline) as backend:
+        for target in (*bench.used(pipeline), *blocks):
             last = counts[str(target)] - 1
             for nth, after in dict.fromkeys([(0, False), (last, True)]):
                 faults.arm(str(target), nth=nth, after=after)
@@ -48,6 +51,8 @@ def check_failing_uses(bench: Bench) -> None:
                 require_error(bench, lambda: bench.call(pipeline), what=what)
                 bench.require_left(pipeline, base, when=f"after an error in {what}")
             bench.require_equal(bench.call(pipeline), when=f"after errors in {target}")
+            if target in blocks:
+                continue
             faults.arm(str(target), nth=0, after=False)
             require_error(bench, lambda name=target: replay(bench, name, when="that fails"), what=f"{target} outside of a call")  # type: ignore[misc]
             backend.release()
@@ -56,23 +61,25 @@ def check_failing_uses(bench: Bench) -> None:
     bench.require_disabled(pipeline, base, bench.pinned())
 
 
+def _sampled_blocks(bench: Bench, pipeline: Any) -> list[Target]:
+    """Return some of the blocks that stream and that a call uses; none in mode `module`."""
+    if not bench.block_paths:
+        return []
+    used = {use.name for use in bench.block_uses}
+    return bench.sample([target for target in bench.blocks(pipeline) if str(target) in used], _BLOCKS)
+
+
 def check_failing_callback(bench: Bench) -> None:
     """An error in the user's callback_on_step_end passes unchanged, and leaves nothing."""
     pipeline = bench.fresh()
-    call_of = pipeline.forward if isinstance(pipeline, torch.nn.Module) else pipeline.__call__  # a module's call tells no arguments
-    if "callback_on_step_end" not in inspect.signature(call_of).parameters:
-        raise NotRun(f"{type(pipeline).__name__} takes no callback_on_step_end")
+    require_callback(pipeline)
     base = bench.allocated()
 
     def callback(*_: Any) -> Any:
         raise Injected("the callback was told to fail")
 
-    def call() -> None:
-        with torch.no_grad():
-            pipeline(**bench.inputs(pipeline), callback_on_step_end=callback)
-
     with bench.enabled(pipeline):
-        require_error(bench, call, what="callback_on_step_end")
+        require_error(bench, lambda: bench.call(pipeline, callback_on_step_end=callback), what="callback_on_step_end")
         bench.require_left(pipeline, base, when="after an error in a callback")
         bench.require_equal(bench.call(pipeline), when="after an error in a callback")
 

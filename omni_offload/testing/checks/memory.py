@@ -1,5 +1,7 @@
 """How many bytes the device holds, and how many are copied."""
 
+from typing import Any
+
 from omni_offload.testing.bench import Bench, NotRun
 from omni_offload.testing.checks.numerics import least_budget
 from omni_offload.testing.observe import copied_back, device_size
@@ -72,14 +74,17 @@ def check_host_budget(bench: Bench) -> None:
 
 
 def check_traffic(bench: Bench) -> None:
-    """No weight that was not written is copied back, and each load copies a component's bytes once."""
+    """No weight that was not written is copied back; a load copies a component's bytes once, of what streams the rest.
+
+    A block is copied once each time that it runs, and those that are fetched first once more for a pass that does not come.
+    """
     bench.need_simulation("counts the bytes copied")
     pipeline = bench.fresh()
     components = bench.components(pipeline)
     names = [use.path for use in bench.reference.uses]
     loads = [path for path, before in zip(names, [None, *names], strict=False) if path != before]
-    groups = [bench.group(pipeline, path) for path in loads]
-    weights = sum(device_size([components[name] for name in group if name in components]) for group in groups)
+    weights = sum(_bytes_of_load(bench, pipeline, bench.group(pipeline, path)) for path in loads) + _bytes_of_blocks(bench, pipeline)
+    weights += sum(bench.reference.recast.get(path, 0) for path in loads)  # what a call casts is loaded in that type
     for pin in (True, False):
         with bench.enabled(pipeline, pin_memory=pin):
             with copied_back(components.values(), bench) as back:
@@ -98,6 +103,17 @@ def check_traffic(bench: Bench) -> None:
         after = bench.traffic() or (0, 0)
         if after[1] > before[1] and not bench.staying(pipeline):
             bench.fail("nothing copied to the host by disable, as nothing was written", after[1] - before[1])
+
+
+def _bytes_of_load(bench: Bench, pipeline: Any, paths: set[str]) -> int:
+    components, streaming = bench.components(pipeline), bench.layouts(pipeline)
+    whole = device_size([components[path] for path in paths & components.keys() - streaming.keys()])
+    return whole + sum(streaming[path].turn for path in paths & streaming.keys())  # with blocks for a pass that does not come
+
+
+def _bytes_of_blocks(bench: Bench, pipeline: Any) -> int:
+    sizes = {path: nbytes for layout in bench.layouts(pipeline).values() for path, nbytes in layout.blocks.items()}
+    return sum(sizes[use.name.removesuffix(".forward")] for use in bench.block_uses) if sizes else 0
 
 
 def check_report(bench: Bench) -> None:

@@ -1,6 +1,5 @@
 """What cannot be right is refused, with an error of ours, before anything moves."""
 
-import operator
 from typing import Any
 
 import torch
@@ -87,15 +86,33 @@ def check_autograd(bench: Bench) -> None:
 
 
 def check_stray_use(bench: Bench) -> None:
-    """A weight used while its component is not ends in an OffloadStateError that names the component, and never in a wrong output."""
+    """A weight used while its component, or block, is not ends in an OffloadStateError that names it, never in a wrong output."""
     pipeline = bench.fresh()
-    weights = dict(probes(bench, pipeline))
     user = bench.reference.uses[-1]
-    owners = [path for path in weights if path not in bench.group(pipeline, user.path)]
-    if not owners:
+    others = (pair for pair in probes(bench, pipeline) if pair[0] not in bench.group(pipeline, user.path))
+    strays = [(user.name, path, first_weight(module)) for path, module in others][:1]
+    strays += bench.sample(_weights_of_idle_blocks(bench, pipeline), 1)
+    if not strays:
         raise NotRun("a call uses one component only")
-    owner = owners[0]
-    weight = first_weight(weights[owner])
+    for name, owner, weight in strays:
+        _require_refusal(bench, pipeline, name, owner, weight)
+
+
+def _weights_of_idle_blocks(bench: Bench, pipeline: Any) -> list[tuple[str, str, torch.Tensor]]:
+    """Return, for each component that streams, its use, itself and a weight that is there only while one of its blocks runs."""
+    components = bench.components(pipeline)
+    found: list[tuple[str, str, torch.Tensor]] = []
+    for path, layout in bench.layouts(pipeline).items():
+        use = next((use.name for use in bench.reference.uses if use.path == path), None)
+        weights = (weight for name, weight in components[path].named_parameters() if f"{path}.{name}" in layout.travelling)
+        weight = next(weights, None)
+        if use is not None and weight is not None:
+            found.append((use, path, weight))
+    return found
+
+
+def _require_refusal(bench: Bench, pipeline: Any, name: str, owner: str, weight: torch.Tensor) -> None:
+    """Require that a call is refused where a use begins with a calculation with a weight that is on the host then."""
 
     def around(_target: Target, method: Any, args: Any, kwargs: Any) -> Any:
         other = torch.ones(weight.shape, device=bench.device, dtype=weight.dtype)
@@ -103,7 +120,7 @@ def check_stray_use(bench: Bench) -> None:
         return method(*args, **kwargs)
 
     base = bench.allocated()
-    targets = [target for target in bench.targets(pipeline) if str(target) == user.name]
+    targets = [target for target in bench.targets(pipeline) if str(target) == name]
     with watching(targets, around), bench.enabled(pipeline):
         try:
             bench.call(pipeline)
@@ -115,6 +132,5 @@ def check_stray_use(bench: Bench) -> None:
                 bench.fail(f"OffloadStateError that names {owner!r}", repr(error), component=owner)
             bench.note = "the pipeline owns its offload by hand: the error is torch's"
         else:
-            bench.fail("an error where a weight is used outside of its component's use", "none", component=owner)
+            bench.fail("an error where a weight is used outside of its component's or block's use", "none", component=owner)
         bench.require_left(pipeline, base, when="after a stray use")
-    operator.attrgetter(owner)(pipeline)

@@ -1,6 +1,7 @@
 """Which components are on the device, and when."""
 
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -189,10 +190,12 @@ def check_unselected_stay(bench: Bench) -> None:
         bench.require_disabled(pipeline, base, pinned)
 
 
-def _require_on_device(bench: Bench, pipeline: Any, path: str, *, when: str) -> None:
-    module = bench.components(pipeline)[path]
-    host = [name for name, tensor in module.state_dict().items() if tensor.device != bench.device and tensor.numel()]
-    if host:
+def _require_on_device(bench: Bench, pipeline: Any, path: str, *, when: str, but: Collection[str] = ()) -> None:
+    state = bench.components(pipeline)[path].state_dict()
+    there = {f"{path}.{name}": tensor.device == bench.device for name, tensor in state.items() if tensor.numel()}
+    if streamed := [name for name, on_device in there.items() if on_device and name in but]:
+        bench.fail(f"the weights of blocks on the host {when}", some(streamed), component=path)
+    if host := [name for name, on_device in there.items() if not on_device and name not in but]:
         bench.fail(f"all of it on {bench.device} {when}", f"on the host: {some(host)}", component=path)
 
 
@@ -230,17 +233,23 @@ def _raise(path: str) -> None:
 
 
 def check_on_device(bench: Bench) -> None:
-    """Within `with pipeline.on_device(path)` the component is on the device, outside of it nothing but what stays."""
+    """Within `with pipeline.on_device(path)` the component is on the device (of what streams, the rest), outside nothing but what stays."""
     pipeline = bench.fresh()
     if not callable(getattr(pipeline, "on_device", None)):
         raise NotRun(f"{type(pipeline).__name__} has no on_device()")
     if bench.by_hand(pipeline):
         raise NotRun("the pipeline owns its model-level offload by hand, and has stages of its own")
     base = bench.allocated()
+    travelling = {name for layout in bench.layouts(pipeline).values() for name in layout.travelling}
+    turns = {path: bench.turn(pipeline, bench.group(pipeline, path)) for path in bench.components(pipeline)}
+    stays = bench.turn(pipeline, bench.staying(pipeline))
     with bench.enabled(pipeline) as backend:
         for path in bench.components(pipeline):
             with pipeline.on_device(path):
-                _require_on_device(bench, pipeline, path, when="within on_device")
+                _require_on_device(bench, pipeline, path, when="within on_device", but=travelling)
+                held = bench.allocated() - base
+            if bench.simulated and held > stays + turns[path] + _SLACK:
+                bench.fail(f"at most {stays + turns[path]} bytes on the device within on_device", held, component=path)
             with contextlib.suppress(LookupError), pipeline.on_device(path):
                 _raise(path)
             backend.release()

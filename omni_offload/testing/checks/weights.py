@@ -27,11 +27,17 @@ __all__ = [
 
 
 def probes(bench: Bench, pipeline: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield for every component that a call uses an inner module that holds parameters and is used."""
+    """Yield for every component that a call uses an inner module that holds parameters and is used.
+
+    Where blocks stream it is drawn, for each check and case anew: in one of the blocks, or beside them.
+    """
+    blocks, random = tuple(f"{path}." for path in bench.block_paths), bench.random()
     for path, module in bench.components(pipeline).items():
         names = bench.reference.probes.get(path)
         if names:
-            yield path, module.get_submodule(names[0])
+            inside = [name for name in names if f"{path}.{name}.".startswith(blocks)] if blocks else []
+            outside = [name for name in names if name not in inside]
+            yield path, module.get_submodule(random.choice([*inside, *outside[:1]]) if inside else names[0])
 
 
 @contextlib.contextmanager
