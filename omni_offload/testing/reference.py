@@ -119,8 +119,7 @@ class _Recorder:
         handles = [
             inner.register_forward_pre_hook(self._noting(path, name))
             for path, module in self._bench.components(self._pipeline).items()
-            for name, inner in module.named_modules()
-            if name and any(True for _ in inner.parameters(recurse=False))
+            for name, inner in _holders(module)
         ]
         try:
             with watching(self._targets, self._around):
@@ -193,6 +192,12 @@ class _Recorder:
             except (RuntimeError, TypeError, ValueError, AttributeError):
                 continue
             self._given[str(target)] = (target, (taken,), {})
+
+
+def _holders(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """Return path and object of the modules within a component that have parameters of their own; of a bare layer, the layer."""
+    found = [(name, inner) for name, inner in module.named_modules() if any(True for _ in inner.parameters(recurse=False))]
+    return [(name, inner) for name, inner in found if name] or found
 
 
 def _floating_type(module: torch.nn.Module) -> torch.dtype | None:
