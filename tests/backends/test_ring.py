@@ -201,6 +201,20 @@ def test_between_passes_everything_is_the_masters(ring):
     assert not ring.residency.ring.running
 
 
+@pytest.mark.parametrize("mode", ["threads", "virtual"])
+def test_masters_are_free_when_a_pass_is_over(ring, mode):
+    """The host has waited for the copies that the pass ran on: an edit of what is not fetched for the next one meets none of them."""
+    sim.configure(mode=mode, copy_latency=1e-3)
+    with sim.watch_host():
+        for _ in range(2):
+            ring.pipe.transformer(ring.y)
+            for one in (ring.pipe, ring.plain):
+                one.transformer.blocks[DEPTH - 1].weight.add_(0.25)
+    assert sim.races() == []
+    sim.configure(copy_latency=0.0)
+    ring.run()
+
+
 def test_edits_of_every_kind_are_seen_in_every_place(ring):
     """In place, through `.data` and by a new object, in blocks that lie in slots, in those that do not, and in the rest."""
     for edit in (lambda p: p.add_(0.1), lambda p: p.data.mul_(1.5)):
@@ -223,6 +237,15 @@ def test_small_buffers_stay(make, device):
     with pipe.enable_omni_offload("layer", device=device), torch.no_grad():
         pipe.transformer(torch.randn(2, WIDTH))
     assert seen == [{device.type}] * DEPTH
+
+
+def test_refresh_reads_blocks_again(ring):
+    """An edit of one number through `.data` in a block that lies in a slot, which nothing shows, is in force after refresh()."""
+    assert 0 in ring.tenants()
+    for one in (ring.pipe, ring.plain):
+        one.transformer.blocks[0].weight.data[17, 5] += 1
+    ring.backend.refresh()
+    ring.run()
 
 
 def test_a_tie_that_comes_while_enabled(ring):

@@ -5,13 +5,14 @@ A mutant whose fragment has gone from the source is adapted, not dropped: the fa
 
 from mutant import Mutant
 from mutants_backends import BACKENDS
+from mutants_layers import LAYERS
 from mutants_residency import RESIDENCY
 from mutants_selection import SELECTION
 from mutants_trace import TRACE
 
 __all__ = ["CONTROLS", "MUTANTS", "Mutant"]
 
-MUTANTS = (*RESIDENCY, *BACKENDS, *SELECTION, *TRACE)
+MUTANTS = (*RESIDENCY, *BACKENDS, *LAYERS, *SELECTION, *TRACE)
 
 _STOPS = (
     "cleanup.py",
