@@ -28,7 +28,7 @@ class BlockRing:
 
     Args:
         name: The component, for messages.
-        pool: The slots; open while the component is on the device.
+        pool: The slots, which other rings take turns with; open while the component is on the device.
         counters: Where hits, misses and wasted copies are counted.
     """
 
@@ -40,8 +40,8 @@ class BlockRing:
         self._counters = counters
         self._order = BlockOrder(0)
         self._depths: dict[int, int] = {}
-        self._ahead: set[int] = set()
         self._extra: dict[int, Slot] = {}
+        self._begun = False
         self._failed = False
         self._landing: torch.Event | None = None
 
@@ -53,28 +53,36 @@ class BlockRing:
 
     # ---- passes ------------------------------------------------------------------------------------------------------------
 
-    def begin(self, slots: int, nbytes: int) -> None:
-        """Start a pass of the component: make the slots, and fetch the first blocks.
+    def open(self, slots: int, nbytes: int) -> None:
+        """Have slots for the blocks, and fetch the first ones as far as slots are free.
 
         Raises:
-            torch.OutOfMemoryError: As raised; no slot is held then.
+            torch.OutOfMemoryError: As raised; the ring holds no slot then.
         """
-        self._failed = False
-        self._order.begin()
-        if not self.pool.fits(slots, nbytes):
-            self.close()
+        with self.pool.lock:
             try:
-                self.pool.open(slots, nbytes)
+                self.pool.open(self, slots, nbytes)
             except BaseException:
                 self.close()
                 raise
-        for slot in self.pool:
-            if slot.tenant is not None:
-                slot.tenant.check()
-        self._prefetch()
+            self._prefetch(takes=False)
+
+    def begin(self) -> None:
+        """Start a pass of the component, unless one runs: the ring is the hot one now, and takes the slots of others."""
+        with self.pool.lock:
+            if self._begun:
+                return
+            self._failed = False
+            self._order.begin()
+            for slot in self.pool:
+                if slot.tenant is not None and self._has(slot.tenant):
+                    slot.tenant.check()
+            self._begun = True
+            self._prefetch()
 
     def end(self) -> None:
         """End a pass. Blocks until the copies that it ran on have landed: masters may be edited from here on."""
+        self._begun = False
         self._order.end(learn=not self._failed)
         landing, self._landing = self._landing, None
         if landing is not None and not landing.query():
@@ -89,15 +97,13 @@ class BlockRing:
 
     def close(self) -> None:
         """Let go of the slots. Blocks that run keep their memory until they are done. Idempotent."""
-        for index, block in self.blocks.items():
-            if index in self._ahead:
-                self._counters.wasted_copies += 1
-            block.forget_slots()
-        self._ahead.clear()
-        for slot in self._extra.values():
-            slot.free()
-        self._extra.clear()
-        self.pool.close()
+        with self.pool.lock:
+            for block in self.blocks.values():
+                block.forget_slots()
+            for slot in self._extra.values():
+                slot.free()
+            self._extra.clear()
+            self.pool.close(self)
 
     # ---- use ---------------------------------------------------------------------------------------------------------------
 
@@ -113,17 +119,18 @@ class BlockRing:
         if depth:
             return
         block = self.blocks[index]
-        self._order.use(index)
-        if block.current:
-            self._counters.prefetch_hits += index in self._ahead
-        else:
-            self._counters.misses += 1
-            block.fetch_into(block.slot or self._slot_for(index))
-        self._ahead.discard(index)
-        block.bind()
-        if (recorder := self.pool.accelerator.recorder) is not None:
-            recorder.begins(block.name)
-        self._prefetch()
+        with self.pool.lock:
+            self._order.use(index)
+            if block.current:
+                self._counters.prefetch_hits += block.ahead
+            else:
+                self._counters.misses += 1
+                block.fetch_into(block.slot or self._slot_for(block))
+            block.ahead = False
+            block.bind()
+            if (recorder := self.pool.accelerator.recorder) is not None:
+                recorder.begins(block.name)
+            self._prefetch()
 
     def leave(self, index: int, *, failed: bool = False) -> None:
         """End one use of a block; with the last its weights are its masters again, and its slot is free for the next."""
@@ -134,57 +141,73 @@ class BlockRing:
             return
         self._depths.pop(index, None)
         block = self.blocks[index]
-        if block.slot is not None:
-            self._landing = block.slot.ready
-        if (recorder := self.pool.accelerator.recorder) is not None:
-            recorder.ends(block.name)
-        block.unbind()
-        if index in self._extra:
-            block.forget_slots()
-            self._extra.pop(index).free()
-        self._prefetch()
+        with self.pool.lock:
+            if block.slot is not None:
+                self._landing = block.slot.ready
+            if (recorder := self.pool.accelerator.recorder) is not None:
+                recorder.ends(block.name)
+            block.unbind()
+            if index in self._extra:
+                block.forget_slots()
+                self._extra.pop(index).free()
+            self._prefetch()
 
     @property
     def running(self) -> Collection[int]:
         """The blocks that run now."""
         return self._depths.keys()
 
-    def _slot_for(self, index: int) -> Slot:
-        """Return a slot for a block that runs now: a free one, else that of the block needed last."""
-        slot = self._free_slot(set())
+    def _has(self, block: BlockResidency) -> bool:
+        return self.blocks.get(block.index) is block
+
+    def _slot_for(self, block: BlockResidency) -> Slot:
+        """Return a slot for a block that runs now: a free one, else another ring's, else that of the block needed last."""
+        slot = self._free_slot(block, set())
         if slot is not None:
             return slot
-        running = ", ".join(self.blocks[one].name for one in self._depths if one != index)
+        others = (slot.tenant for slot in self.pool if slot.tenant is not None and not self._has(slot.tenant))
+        running = ", ".join([*(self.blocks[one].name for one in self._depths if one != block.index), *(other.name for other in others)])
         if self.limited:
             raise OffloadStateError(
-                f"{self.blocks[index].name} was called within {running}, and all {len(self.pool)} slots are in use; raise 'slots' so "
+                f"{block.name} was called within {running}, and all {len(self.pool)} slots are in use; raise 'slots' so "
                 "that one is left for each block that runs within others"
             )
-        extra = self._extra[index] = self.pool.make_extra(self.blocks[index].padded_bytes)
+        extra = self._extra[block.index] = self.pool.make_extra(block.padded_bytes)
         logger.debug("%s: a slot more, for a block within %s", self.name, running)
         return extra
 
-    def _free_slot(self, wanted: set[int]) -> Slot | None:
-        """Return a slot that no running and no wanted block is in: an empty one, else that of the block needed last."""
+    def _free_slot(self, block: BlockResidency, wanted: set[int], *, takes: bool = True) -> Slot | None:
+        """Return a slot that no running and no wanted block is in: an empty one, else another ring's, else that of the block needed last.
+
+        Args:
+            block: What it is for.
+            wanted: The blocks that are to stay where they are.
+            takes: Whether to take any but an empty one.
+        """
         idle: dict[int, Slot] = {}
+        other: Slot | None = None
         for slot in self.pool:
-            if slot.tenant is None:
+            tenant = slot.tenant
+            if slot.nbytes < block.padded_bytes:
+                continue  # made for another ring, whose block runs in it
+            if tenant is None:
                 return slot
-            if slot.tenant.index not in self._depths and slot.tenant.index not in wanted:
-                idle[slot.tenant.index] = slot
-        if len(idle) > 1:
+            if not self._has(tenant):
+                other = other if tenant.bound else slot
+            elif tenant.index not in self._depths and tenant.index not in wanted:
+                idle[tenant.index] = slot
+        if len(idle) > 1 and other is None:
             for index in self._order.upcoming():
                 idle.pop(index, None)
                 if len(idle) == 1:
                     break
-        found = next(iter(idle.values()), None)
-        if found is not None and found.tenant is not None:
-            self._counters.wasted_copies += found.tenant.index in self._ahead
-            self._ahead.discard(found.tenant.index)
-            found.tenant.leave()
+        found = other or next(iter(idle.values()), None)
+        if not takes or found is None or found.tenant is None:
+            return None
+        found.tenant.evict()
         return found
 
-    def _prefetch(self) -> None:
+    def _prefetch(self, *, takes: bool = True) -> None:
         """Fetch the blocks that are expected next, as far as there are slots; running out of memory cannot happen here."""
         wanted: set[int] = set()
         for index in self._order.upcoming():
@@ -196,8 +219,8 @@ class BlockRing:
             wanted.add(index)
             if block.slot is not None or index in self._depths:
                 continue
-            slot = self._free_slot(wanted)
+            slot = self._free_slot(block, wanted, takes=takes)
             if slot is None:
                 return
             block.fetch_into(slot)
-            self._ahead.add(index)
+            block.ahead = True

@@ -7,9 +7,11 @@ import torch
 
 from omni_offload.backends.order import UseOrder
 from omni_offload.backends.owners import Member
+from omni_offload.backends.streamed import StreamedResidency
 from omni_offload.config import OffloadStrategy
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.plan import ResolvedOffloadPlan, Treatment
+from omni_offload.residency import SlotPool
 
 __all__ = ["Room"]
 
@@ -76,6 +78,8 @@ class Room:
             OffloadStateError: The budget does not hold the group beside the components that run now.
         """
         idle = [member for member in self._fetched() if member not in group]
+        for pool in _pools(group):
+            pool.keep()  # one ring after another: what takes memory again in every step would be these
         if self._budget is None:
             for member in () if group[0].stays else idle:
                 member.owner.evict()
@@ -84,6 +88,9 @@ class Room:
             if self._fits(group):
                 return
             member.owner.evict()
+        if not self._fits(group):
+            for pool in _pools(group):
+                pool.trim()  # slots as large as another ring's blocks
         if not self._fits(group):
             running = [member.name for member in self._fetched() if member.owner.active] or ["what stays on the device"]
             raise OffloadStateError(
@@ -142,9 +149,30 @@ class Room:
         return self._holds([member for member in self._members.values() if member not in group], group)
 
     def _holds(self, others: Sequence[Member], group: Sequence[Member]) -> bool:
-        held = sum(member.owner.residency.device_bytes for member in others)
-        return self._budget is None or held + _padded(group) <= self._budget
+        if self._budget is None:
+            return True
+        needed = _pools(group)
+        held = sum(member.owner.residency.own_device_bytes for member in others)
+        held += sum(pool.nbytes for pool in _pools(others) if pool not in needed)
+        return held + sum(needed.values()) + sum(member.owner.residency.own_padded_bytes for member in group) <= self._budget
 
 
 def _padded(group: Sequence[Member]) -> int:
-    return sum(member.owner.residency.padded_bytes for member in group)
+    """Return the device bytes of components that are there together; those that stream have the slots in common."""
+    residencies = [member.owner.residency for member in group]
+    slots: dict[SlotPool, int] = {}
+    for residency in residencies:
+        if isinstance(residency, StreamedResidency):
+            slots[residency.pool] = max(slots.get(residency.pool, 0), residency.pool_bytes)
+    return sum(residency.own_padded_bytes for residency in residencies) + sum(slots.values())
+
+
+def _pools(members: Sequence[Member]) -> dict[SlotPool, int]:
+    """Return the slots that some components have, and the bytes that these take once every one of them uses them."""
+    found: dict[SlotPool, int] = {}
+    for member in members:
+        residency = member.owner.residency
+        if isinstance(residency, StreamedResidency) and residency.slots:
+            pool = residency.pool
+            found[pool] = max(found.get(pool, 0), pool.nbytes_with(residency.slots, residency.slot_bytes))
+    return found

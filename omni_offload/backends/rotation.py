@@ -313,6 +313,7 @@ class Rotation:
             return
         if not self._keep:
             member.owner.evict()
+        member.owner.context.slots.let_go()
         if member.last_use:
             member.owner.residency.validate(thorough=True)
 
@@ -326,7 +327,12 @@ class Rotation:
 
     def release(self) -> None:
         """Free the device now of everything that rotates and does not run; waits for other threads' calls."""
-        self.lock.run(lambda: [member.owner.evict() for member in self.members.values()])
+        self.lock.run(self._evict)
+
+    def _evict(self) -> None:
+        for member in self.members.values():
+            member.owner.evict()
+            member.owner.context.slots.let_go()
 
     def refresh(self) -> None:
         """Count every device copy as stale, so that each master is read again; waits for other threads' calls."""

@@ -43,7 +43,7 @@ class StreamedResidency(ModuleResidency):
         self._reselects = False
         super().__init__(partition.component, context.accelerator.device, name=name, context=context)
         self.blocks = [BlockResidency(partition, index, context, self.counters) for index in range(len(partition.blocks))]
-        self.ring = BlockRing(name, SlotPool(context.accelerator, context.meter), self.counters)
+        self.ring = BlockRing(name, context.slots, self.counters)
         self.ring.arrange(self.blocks, limited=False)
         self._slots = slots
         self._filled: int | None = None
@@ -125,11 +125,21 @@ class StreamedResidency(ModuleResidency):
         return min(self._slots, sum(1 for block in self.ring.blocks.values() if block.padded_bytes))
 
     @property
+    def pool(self) -> SlotPool:
+        """The slots, which the owner's other rings take turns with."""
+        return self.ring.pool
+
+    @property
+    def pool_bytes(self) -> int:
+        """Device bytes of the slots that the blocks need: `padded_bytes` counts them, and those of others may be the same."""
+        return self.slots * self.slot_bytes
+
+    @property
     @override
     def fetched(self) -> bool:
         groups = self._groups
         placed = groups is not None and all(self in group.holders and group.placed for group in groups)
-        return placed and len(self.ring.pool) == self.slots
+        return placed and (not self.slots or (self.ring in self.pool.users and self.pool.fits(self.slots, self.slot_bytes)))
 
     @property
     @override
@@ -139,7 +149,7 @@ class StreamedResidency(ModuleResidency):
     @property
     @override
     def padded_bytes(self) -> int:
-        return super().padded_bytes + self.slots * self.slot_bytes
+        return self.own_padded_bytes + self.pool_bytes
 
     @property
     @override
@@ -149,7 +159,7 @@ class StreamedResidency(ModuleResidency):
     @property
     @override
     def device_bytes(self) -> int:
-        return super().device_bytes + self.ring.pool.nbytes
+        return self.own_device_bytes + (self.pool.nbytes if self.ring in self.pool.users else 0)
 
     @property
     @override
@@ -199,15 +209,21 @@ class StreamedResidency(ModuleResidency):
 
     @override
     def fetch(self, *, validated: bool = False) -> bool:
-        opens = self.slots > len(self.ring.pool) == 0
+        opens = self.slots > 0 and self.ring not in self.pool.users
         copied = super().fetch(validated=validated)
         try:
-            self.ring.begin(self.slots, self.slot_bytes)
+            if self.slots:
+                self.ring.open(self.slots, self.slot_bytes)
         except BaseException:
             self.drop()
             raise
         self.counters.loads += opens and not copied  # nothing but blocks
         return copied or opens
+
+    @override
+    def bind(self) -> None:
+        super().bind()
+        self.ring.begin()
 
     @override
     def unbind(self, *, force: bool = False, copy_back: bool = False) -> None:

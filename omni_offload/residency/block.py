@@ -25,6 +25,7 @@ class BlockResidency(ModuleResidency):
         index: The block's place in execution order.
         module: The block.
         slot: Where its weights lie, or are on their way to.
+        ahead: Whether it was fetched before it was needed, and has not run since.
 
     Args:
         partition: The component's blocks, and which tensors travel with which.
@@ -36,6 +37,7 @@ class BlockResidency(ModuleResidency):
     def __init__(self, partition: Partition, index: int, context: ResidencyContext, counters: Counters) -> None:
         self.index = index
         self.slot: Slot | None = None
+        self.ahead = False
         self._partition = partition
         self._bundle: Bundle | None = None
         self._one_by_one: Sequence[Group] | None = None
@@ -84,6 +86,14 @@ class BlockResidency(ModuleResidency):
                 return False
             self._regroup()
             return True
+
+    @property
+    def bound(self) -> bool:
+        """Whether the weights are bound to their device copy: the block runs."""
+        bundle = self._bundle
+        if bundle is not None and bundle.formed:
+            return bool(bundle.bound)
+        return any(self in group.bound for group in self._groups or ())
 
     @property
     def current(self) -> bool:
@@ -196,9 +206,15 @@ class BlockResidency(ModuleResidency):
             if slot is not None and slot.tenant is self:
                 slot.tenant = None
 
+    def evict(self) -> None:
+        """Leave the slot to another, or for good; a copy that nothing ran on was made for nothing."""
+        self.counters.wasted_copies += self.ahead
+        self.ahead = False
+        self.leave()
+
     def forget_slots(self) -> None:
         """Leave the slot, and keep nothing of any."""
-        self.leave()
+        self.evict()
         self._copies.clear()
 
     @override

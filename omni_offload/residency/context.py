@@ -14,6 +14,7 @@ from omni_offload.accelerator import Accelerator, PinnedMemory, host_memory_limi
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.residency.group import Group
 from omni_offload.residency.host import ByteMeter, HostMaster, StagingRing, master_of, next_offset
+from omni_offload.residency.slots import SlotPool
 from omni_offload.residency.tensors import Entry, Placement, group_by_bytes, type_of
 
 __all__ = ["LATE_PIN_BYTES", "ResidencyContext"]
@@ -46,17 +47,23 @@ class ResidencyContext:
         host_limit: Most pinned bytes; None: no limit but `host_memory_limit`. Weights beyond it stay pageable and go through a
             staging ring.
         meter: Device bytes held.
+        slots: The device buffers that all blocks take turns in which stream.
     """
 
     accelerator: Accelerator
     pin_memory: bool = True
     host_limit: int | None = None
     meter: ByteMeter = attrs.Factory(ByteMeter)
+    slots: SlotPool = attrs.field(init=False)
     _ceiling: int | None = attrs.field(factory=host_memory_limit, init=False)
     _entries: dict[int, Entry] = attrs.field(factory=dict, init=False)
     _groups: dict[int, Group] = attrs.field(factory=dict, init=False)
     _regions: set[PinnedMemory] = attrs.field(factory=set, init=False)
     _staging: StagingRing | None = attrs.field(default=None, init=False)
+
+    @slots.default
+    def _make_slots(self) -> SlotPool:
+        return SlotPool(self.accelerator, self.meter)
 
     # ---- tensors -----------------------------------------------------------------------------------------------------------
 
@@ -277,7 +284,8 @@ class ResidencyContext:
             self._staging.copy(target, source)
 
     def close(self) -> None:
-        """Unpin everything. Idempotent; blocks the host until queued copies are done."""
+        """Free the slots that nobody uses, and unpin everything. Idempotent; blocks the host until queued copies are done."""
+        self.slots.let_go()
         if self._staging is not None:
             self._staging.unpin()
             self._staging = None

@@ -108,6 +108,11 @@ class ManagedTensors:
         return self._padded
 
     @property
+    def own_padded_bytes(self) -> int:
+        """Device bytes that loading takes, without what others may have in common with it."""
+        return self._padded
+
+    @property
     def master_bytes(self) -> int:
         """Host bytes that the masters take, with every group rounded up to the alignment."""
         return self._padded
@@ -115,6 +120,11 @@ class ManagedTensors:
     @property
     def device_bytes(self) -> int:
         """Device bytes held now: of the copies, with padding, and of what lay beside them and is gone."""
+        return self.own_device_bytes
+
+    @property
+    def own_device_bytes(self) -> int:
+        """Device bytes held now, without what others may have in common with it."""
         held = (group.copy for group in self._groups or () if self in group.holders and group.placed)
         return sum(buffer.nbytes for buffer in buffers_of(held))
 

@@ -1,7 +1,8 @@
 """Device buffers of fixed size that blocks take turns in."""
 
+import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -98,17 +99,27 @@ class Slot(DeviceBuffer):
 
 
 class SlotPool:
-    """The slots of one ring: none while it is closed.
+    """The slots that the rings of one owner on one device take turns with: none while no ring uses them.
+
+    Rings take slots from one another: only one is hot at a time. Whoever looks for a slot, or binds what lies in one, holds the lock.
+
+    Attributes:
+        accelerator: The device.
+        lock: Held while slots change hands.
+        users: The rings whose component is on the device.
 
     Args:
-        accelerator: The device.
+        accelerator: As the attribute.
         meter: Counts the bytes.
     """
 
     def __init__(self, accelerator: Accelerator, meter: ByteMeter) -> None:
         self.accelerator = accelerator
+        self.lock = threading.RLock()
+        self.users: set[object] = set()
         self._meter = meter
         self._slots: list[Slot] = []
+        self._kept = False
 
     def __iter__(self) -> Iterator[Slot]:
         """Iterate over the slots."""
@@ -124,24 +135,60 @@ class SlotPool:
         return sum(slot.nbytes for slot in self._slots)
 
     def fits(self, count: int, nbytes: int) -> bool:
-        """Whether the slots are so many, of at least so many bytes."""
-        return len(self._slots) == count and all(slot.nbytes >= nbytes for slot in self._slots)
+        """Whether there are so many slots of at least so many bytes."""
+        return sum(slot.nbytes >= nbytes for slot in self._slots) >= count
 
-    def open(self, count: int, nbytes: int) -> None:
-        """Take the memory of so many slots of so many bytes; there must be none.
+    def nbytes_with(self, count: int, nbytes: int) -> int:
+        """Device bytes of all slots once there are so many of so many bytes."""
+        if self.fits(count, nbytes):
+            return self.nbytes
+        running = [slot.nbytes for slot in self._slots if slot.tenant is not None and slot.tenant.bound]
+        return sum(running) + max(count - len(running), 0) * nbytes
+
+    def open(self, user: object, count: int, nbytes: int) -> None:
+        """Make room for a ring: so many slots of so many bytes. Where there are fewer or smaller ones, those that are idle go first.
 
         Raises:
             torch.OutOfMemoryError: As raised; the slots that were made are there until `close`.
         """
-        while len(self._slots) < count:
-            self._slots.append(Slot(self.accelerator, nbytes, self._meter))
+        with self.lock:
+            self.users.add(user)
+            if not self.fits(count, nbytes):
+                self.trim()
+                while len(self._slots) < count:
+                    self._slots.append(Slot(self.accelerator, nbytes, self._meter))
+            self._kept = False
 
     def make_extra(self, nbytes: int) -> Slot:
         """Return one slot more, beside the fixed ones, which its user frees."""
         return Slot(self.accelerator, nbytes, self._meter)
 
-    def close(self) -> None:
-        """Give the memory back, in the order of the copy stream; the tenants have left. Idempotent."""
-        while self._slots:
-            self._slots[-1].free()
-            self._slots.pop()
+    def keep(self) -> None:
+        """Keep the slots where their last user goes, for the one that is about to come: until it came, or `let_go`."""
+        self._kept = bool(self._slots)
+
+    def trim(self) -> None:
+        """Free the slots in which no block runs."""
+        with self.lock:
+            self._free(lambda slot: slot.tenant is None or not slot.tenant.bound)
+
+    def let_go(self) -> None:
+        """Keep nothing for nobody. Idempotent."""
+        with self.lock:
+            self._kept = False
+            if not self.users:
+                self._free(lambda _: True)
+
+    def close(self, user: object) -> None:
+        """End a ring's use, whose blocks have left; with the last one's, the memory goes, in the order of the copy stream. Idempotent."""
+        with self.lock:
+            self.users.discard(user)
+            if not self.users and not self._kept:
+                self._free(lambda _: True)
+
+    def _free(self, which: Callable[[Slot], bool]) -> None:
+        for slot in [slot for slot in self._slots if which(slot)]:
+            if slot.tenant is not None:
+                slot.tenant.evict()
+            self._slots.remove(slot)
+            slot.free()

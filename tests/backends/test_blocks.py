@@ -82,7 +82,9 @@ def test_a_block_travels_as_one_copy(stream, monkeypatch):
     """Its weights lie together in the pinned arena and in the slot."""
     residency, copies = stream(), []
     own = Accelerator.copy
-    monkeypatch.setattr(Accelerator, "copy", lambda self, target, source: (copies.append(source.numel()), own(self, target, source))[1])
+    monkeypatch.setattr(
+        Accelerator, "copy", lambda self, target, source, **keys: (copies.append(source.numel()), own(self, target, source, **keys))[1]
+    )
     run(residency, Y)
     copies.clear()
     run(residency, Y)
