@@ -207,6 +207,11 @@ class Accelerator:
         """Return the stream that the caller's kernels go to."""
         return torch.accelerator.current_stream(self.device.index)
 
+    @functools.cached_property
+    def idle_stream(self) -> torch.Stream:
+        """A stream on which nothing runs: what is recorded on it fires at once."""
+        return torch.Stream(self.device)
+
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return `nbytes` of device memory (uint8) that belong to the copy stream.
 
@@ -219,11 +224,11 @@ class Accelerator:
         with torch.inference_mode(mode=False), self.copy_stream:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a host-to-device copy of bytes on the copy stream; a pageable source blocks the host until it is done."""
+    def copy(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool = True) -> None:
+        """Queue a host-to-device copy of bytes on the copy stream; a source that is not pinned blocks the host until it is done."""
         recorder = self.recorder
         if recorder is not None:
-            recorder.copy_begins(self.copy_stream, source)
+            recorder.copy_begins(self.copy_stream, source, blocks=not pinned)
         with self.copy_stream:
             target.copy_(source, non_blocking=True)
         if recorder is not None:
@@ -238,7 +243,7 @@ class Accelerator:
         """
         recorder = self.recorder if source.device == self.device else None
         if recorder is not None:
-            recorder.copy_begins(self.current_stream(), source)
+            recorder.copy_begins(self.current_stream(), source, blocks=True)
         with torch.inference_mode(mode=False):
             copied = source.cpu() if target is None else target.copy_(source)
         if recorder is not None:
@@ -294,7 +299,7 @@ class DeviceClock:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._device = accelerator.device
-        self._host = torch.Stream(self._device)
+        self._host = accelerator.idle_stream
         self._began = time.perf_counter()
         self._first: torch.Event | None = None
         self.problem: str | None = None

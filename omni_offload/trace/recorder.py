@@ -160,11 +160,11 @@ class Recorder:
         """Say whose weights this thread copies from here on."""
         self._running.copying = name
 
-    def copy_begins(self, stream: torch.Stream, source: torch.Tensor) -> None:
-        """Note a copy to the device, or (where the source is there) to the host. A pageable end keeps the host waiting."""
-        out = source.device.type != "cpu"
-        self._mark(Lane.COPY_OUT if out else Lane.COPY_IN, self._running.copying, source.numel(), stream)
-        if out or not source.is_pinned():
+    def copy_begins(self, stream: torch.Stream, source: torch.Tensor, *, blocks: bool) -> None:
+        """Note a copy to the device, or (where the source is there) to the host, and whether it keeps the host waiting."""
+        lane = Lane.COPY_IN if source.device.type == "cpu" else Lane.COPY_OUT
+        self._mark(lane, self._running.copying, source.numel(), stream)
+        if blocks:
             self.host_waits(self._running.copying)
 
     def copy_ends(self, stream: torch.Stream, source: torch.Tensor) -> None:
@@ -246,8 +246,8 @@ def recording_of(accelerator: Accelerator, meters: Iterable[Meter], *, title: st
         OffloadStateError: A recording of the device runs already.
     """
     recorder, recording = Recorder(accelerator, meters), Recording(device=str(accelerator.device), title=title)
-    recorder.start()
     try:
+        recorder.start()
         yield recording
     except BaseException as error:
         recorder.stop()

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import nn
 
-from omni_offload import ModuleResidency
+from omni_offload import Lane, ModuleResidency
 from omni_offload.accelerator import resolve_device
 from omni_offload.testing import PipelineCase, check_pipeline
 
@@ -243,7 +243,7 @@ def _equal(machine: Machine, case: PipelineCase) -> str:
 
 
 def peaks(machine: Machine) -> dict[str, Any]:
-    """The peak is at most the largest component and the activations of a resident run."""
+    """The peak is at most the largest component, or group that moves together, and the activations of a resident run."""
     case = _flux(_SMALL if machine.quick else _LARGE)
     pipeline = case.make_pipeline()
     sizes = {name: _nbytes(module) for name, module in pipeline.components.items() if isinstance(module, nn.Module)}
@@ -260,9 +260,51 @@ def peaks(machine: Machine) -> dict[str, Any]:
         figures["weights moved, MiB"] = _mib(backend.report().totals["bytes_in"])
         assert backend.report().totals["bytes_out"] == 0, "weights that nobody wrote were copied back"
     assert _same(expected, made), "the offloaded run differs from the resident one"
-    bound = max(sizes.values()) + activations + (MIB // 16 if machine.simulated else 4 * GRANULARITY)
+    groups = [*((name,) for name in sizes), *pipeline._co_resident_modules]
+    bound = (
+        max(sum(sizes[name] for name in group) for group in groups) + activations + (MIB // 16 if machine.simulated else 4 * GRANULARITY)
+    )
     figures["bound, MiB"] = _mib(bound)
     assert peak <= bound, f"the peak is {peak}, more than {bound}"
+    return figures
+
+
+def recording(machine: Machine) -> dict[str, Any]:
+    """A recorded call in layer mode tells of every copy, in times that the link can have, and of what the device held."""
+    case = _flux(_SMALL if machine.quick else _LARGE)
+    pipeline = case.make_pipeline()
+    with pipeline.enable_omni_offload("layer", device=machine.device) as backend:
+        expected = _outputs(case, pipeline)
+        plain = machine.clock(lambda: _outputs(case, pipeline), repeat=1)
+        before = backend.report().totals["bytes_in"]
+        start = time.perf_counter()
+        with backend.record() as record:
+            made = _outputs(case, pipeline)
+        seconds = time.perf_counter() - start
+        report = backend.report()
+    assert _same(expected, made), "the recorded run differs from the one before"
+    assert record.clock == "events on the device", record.clock
+    copies = record.lane(Lane.COPY_IN)
+    moved = sum(span.nbytes for span in copies)
+    busy = {lane: sum(span.seconds for span in record.lane(lane)) for lane in (Lane.COMPUTE, Lane.WAIT, Lane.COPY_IN, Lane.CALL)}
+    figures = {
+        "call, ms": _ms(plain),
+        "recorded call, ms": _ms(seconds),
+        "of it by the device's events, ms": _ms(busy[Lane.CALL]),
+        "computing, ms": _ms(busy[Lane.COMPUTE]),
+        "waits for copies, ms": _ms(busy[Lane.WAIT]),
+        "copies, ms": _ms(busy[Lane.COPY_IN]),
+        "copies": len(copies),
+        "copied, MiB": _mib(moved),
+        "peak of the residency curve, MiB": _mib(record.peak),
+    }
+    assert moved == report.totals["bytes_in"] - before, figures
+    assert record.peak <= report.peak_device_bytes, figures
+    assert record.held[-1].nbytes == 0, figures
+    times = [held.start for held in record.held]
+    assert times == sorted(times), "marks of the host are not in its order"
+    assert 0.5 * seconds <= busy[Lane.CALL] <= 1.01 * seconds, figures
+    assert all(span.end <= record.seconds for span in record.spans), figures
     return figures
 
 
@@ -386,5 +428,6 @@ SECTIONS: Mapping[str, Callable[[Machine], dict[str, Any]]] = {
     "copy speed": copy_speed,
     "equality": equality,
     "peaks": peaks,
+    "recording": recording,
     "contract": contract,
 }
