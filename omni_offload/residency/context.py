@@ -279,7 +279,7 @@ class ResidencyContext:
     def copy(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool) -> None:
         """Queue a host-to-device copy of bytes, through the staging ring where the source is pageable and there is one."""
         if pinned or self._staging is None:
-            self.accelerator.copy(target, source)
+            self.accelerator.copy(target, source, pinned=pinned)
         else:
             self._staging.copy(target, source)
 
