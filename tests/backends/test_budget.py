@@ -188,6 +188,7 @@ def test_the_room_of_weights_that_are_gone_is_free_when_it_is(kit, device, x):
             pipe.transformer(x)
             pipe.vae.decode(x)
             assert sim.allocated() <= after + vae + x.nbytes * 4
+            assert sum(part.resident_bytes for part in backend.report().components) == after + vae
         assert backend.report().peak_device_bytes == after + vae
         assert {part.name: part.resident_bytes for part in backend.report().components} == {
             "text_encoder": 0,

@@ -180,6 +180,27 @@ def test_residents_that_were_asked_for_stay(make, device, x):
         assert residents(backend) == 2
 
 
+def test_every_budget_is_filled_and_kept(make, device):
+    """From the least to that of all blocks: as many stay as fit beside the rest and the slots."""
+    pipe = make()
+    start, held = least(pipe, device), []
+    size = sum(-(-parameter.nbytes // 64) * 64 for parameter in pipe.transformer.blocks[0].parameters())
+    for budget in range(start, start + 3 * size, 1024):
+        with pipe.enable_omni_offload("layer", device=device, device_memory=budget) as backend:
+            taken = backend._rotation.members["transformer"].owner.residency.padded_bytes
+            assert taken <= budget
+            assert taken + size > budget or residents(backend) == len(pipe.transformer.blocks)
+            held.append(taken)
+    assert held == sorted(held)
+
+
+def test_two_models_that_move_together_at_the_least(make_two, device, x):
+    """Neither takes what the other needs to stream at all."""
+    plain, pipe = make_two(), make_two()
+    with pipe.enable_omni_offload("layer", device=device, device_memory=least(pipe, device)), torch.no_grad():
+        assert torch.equal(pipe(x).cpu(), plain(x))
+
+
 def test_two_models_that_move_together_fit_the_least_budget(make_two, device, x):
     """What one keeps resident leaves the other its slots; with an adapter on one, the other gives up residents."""
     plain, pipe = make_two(), make_two()

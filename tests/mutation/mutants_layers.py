@@ -82,7 +82,7 @@ LAYERS = (
         "functools.partial(block.unbind, force=True)",
         "functools.partial(int)",
         "after an interrupt blocks stay bound to the device",
-        (f"{_LAYERS}test_interrupt_in_a_nested_block",),
+        (f"{_RING}test_between_passes_everything_is_the_masters",),
     ),
     Mutant(
         "uses-left-open-by-an-interrupt",
@@ -268,7 +268,7 @@ LAYERS = (
         "t.shape, t.stride(), ",
         "t.shape, ",
         "a transposed weight is bound as the one of another block is",
-        (f"{_LAYERS}test_strange_tensors",),
+        (f"{_RING}test_blocks_of_one_size_and_other_strides",),
     ),
     # ---- what travels ----------------------------------------------------------------------------------------------------------
     Mutant(
@@ -310,7 +310,7 @@ LAYERS = (
         "room = None if limit is None else limit - rest",
         "room = None if limit is None else limit",
         "so many blocks stay that the rest is beyond the budget",
-        (f"{_RESIDENTS}test_an_adapter_takes_the_room_of_residents",),
+        (f"{_RESIDENTS}test_every_budget_is_filled_and_kept",),
     ),
     Mutant(
         "budget-without-slots",
@@ -327,14 +327,6 @@ LAYERS = (
         "        return False\n",
         "under a budget an adapter is refused although fewer residents would do",
         (f"{_RESIDENTS}test_an_adapter_takes_the_room_of_residents",),
-    ),
-    Mutant(
-        "residents-chosen-beside-their-old-copies",
-        "backends/streamed.py",
-        "        self.drop()\n        self._partition.keep(residents)\n",
-        "        self.ring.close()\n        self._partition.keep(residents)\n",
-        "while residents move, more is held than the budget",
-        (f"{_RESIDENTS}test_an_adapter_within_a_call",),
     ),
     Mutant(
         "moving-blocks-lose-their-masters",
@@ -358,7 +350,7 @@ LAYERS = (
         "        self.ring.arrange(self.blocks, limited=False)\n",
         "",
         "two models that move together do not fit a budget that holds them",
-        (f"{_RESIDENTS}test_two_models_that_move_together_fit_the_least_budget",),
+        (f"{_RESIDENTS}test_two_models_that_move_together_at_the_least",),
     ),
     Mutant(
         "budget-not-told-to-the-ring",
@@ -415,7 +407,10 @@ LAYERS = (
         "functools.partial(block.restore, copy_back=copy_back, to_origin=to_origin)",
         "functools.partial(int)",
         "disable leaves blocks pinned",
-        (f"{_LAYERS}test_call",),
+        (
+            f"{_RING}test_a_block_runs_twice_at_once",
+            f"{_RESIDENTS}test_every_budget_is_filled_and_kept",
+        ),
     ),
     Mutant(
         "block-alone-without-its-component",
