@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 
 from omni_offload.testing.bench import Bench, NotRun
@@ -34,22 +35,54 @@ def _edit_one_value(weight: torch.nn.Parameter) -> None:
     weight.data.as_strided((1,), (1,), weight.data.storage_offset() + weight.numel() // 3).add_(0.5)
 
 
-_EDITS: tuple[tuple[str, Edit], ...] = (
+#: How weights are edited in a way that the next call notices by itself.
+_NOTICED: tuple[tuple[str, Edit], ...] = (
     ("through .data", edit_data),
     ("in place", _edit_in_place),
     ("by assigning .data", _assign_data),
-    ("of one value, with refresh()", _edit_one_value),
 )
+
+
+@attrs.frozen
+class _Round:
+    """Edits of one weight of every component between two calls.
+
+    Attributes:
+        edits: For each component in turn, how its weight is edited.
+        refresh: Whether the user says so, by `refresh()`.
+    """
+
+    edits: tuple[tuple[str, Edit], ...]
+    refresh: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join(dict.fromkeys(how for how, _ in self.edits))
+
+    def edit(self, bench: Bench, pipeline: Any) -> None:
+        """Edit the weights of a pipeline."""
+        for (_, module), (_, edit) in zip(probes(bench, pipeline), self.edits, strict=True):
+            edit(first_weight(module))
+
+
+def _rounds(bench: Bench, pipeline: Any) -> list[_Round]:
+    """Return the edits that a check tries: in one round each component's in another way, the next round the next way.
+
+    Two rounds see every way at two components or more; where there is only one component, or the run is exhaustive, each
+    component's weight is edited in every way. What needs `refresh()` is a round of its own: it would hide what was not noticed.
+    """
+    count = sum(1 for _ in probes(bench, pipeline))
+    turns = range(len(_NOTICED) if bench.exhaustive or count < 2 else 2)
+    rounds = [_Round(tuple(_NOTICED[(turn + index) % len(_NOTICED)] for index in range(count))) for turn in turns]
+    return [*rounds, _Round((("of one value, with refresh()", _edit_one_value),) * count, refresh=True)]
 
 
 def check_edits(bench: Bench) -> None:
     """Edits of weights between calls (through .data, in place, by assignment, of one value) are in force, exactly once."""
     resident = bench.fresh()
     bench.to_device(resident)
-    expected = []
-    for _, edit in _EDITS:
-        for _, module in probes(bench, resident):
-            edit(first_weight(module))
+    rounds, expected = _rounds(bench, resident), []
+    for one in rounds:
+        one.edit(bench, resident)
         expected.append(bench.call(resident))
     weights = [first_weight(module).detach().cpu() for _, module in probes(bench, resident)]
     if same_values(expected[0], bench.reference.outputs):
@@ -60,12 +93,11 @@ def check_edits(bench: Bench) -> None:
         with bench.enabled(pipeline, **keys) as backend:
             if keys.get("pin_memory", True):
                 bench.require_equal(bench.call(pipeline), when="before any edit")
-            for (how, edit), wanted in zip(_EDITS, expected, strict=True):
-                for _, module in probes(bench, pipeline):
-                    edit(first_weight(module))
-                if "refresh" in how:
+            for one, wanted in zip(rounds, expected, strict=True):
+                one.edit(bench, pipeline)
+                if one.refresh:
                     backend.refresh()
-                bench.require_equal(bench.call(pipeline), when=f"after an edit {how}, with {keys}", expected=wanted)
+                bench.require_equal(bench.call(pipeline), when=f"after edits {one}, with {keys}", expected=wanted)
             bench.require_equal(bench.call(pipeline), when=f"of a second call after an edit, with {keys}", expected=expected[-1])
         if not same_values([first_weight(module) for _, module in probes(bench, pipeline)], weights):
             bench.fail("the edited weights after disable", "others")
