@@ -238,6 +238,7 @@ def _unet(pipe):
 )
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.exhaustive
+@pytest.mark.timeout(900)
 def test_diffusers_models(device, graphs, case, way, order):
     """Real models, compiled whole or by their repeated blocks: the first call compiles, and none after it does."""
     plain = case.make_pipeline()

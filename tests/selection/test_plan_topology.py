@@ -216,6 +216,15 @@ class TestStreamedParameters:
         assert streamed_parameters(pipeline, LAYER) == {dit.blocks[index].layer.bias for index in range(3)}
 
 
+    def test_modules_that_blocks_share_are_left_out(self, kit):
+        dit = _dit(kit)
+        dit.blocks.extend([kit.Net(), kit.Net()])
+        dit.blocks[1].layer = dit.blocks[0].layer  # of two blocks
+        dit.embed.layer = dit.blocks[2].layer  # of a block and the rest
+        pipeline = _pipeline(kit, dit, OffloadPlan(block_attrs={"dit": ("blocks",)}))
+        assert streamed_parameters(pipeline, LAYER) == {*dit.blocks[3].parameters()}
+
+
 def test_only_components_that_stream_have_blocks(kit):
     pipeline = _pipeline(kit, _dit(kit, _layerwise_offload_blocks_attrs=["blocks"]), vae=kit.Net())
     plan = resolve_offload_plan(pipeline, LAYER)
