@@ -123,22 +123,25 @@ class Bench(Subject):
         """Return a component and those that move together with it."""
         return {path, *(name for names in self.plan(pipeline).co_residents if path in names for name in names)}
 
-    def largest_group(self, pipeline: Any, staying: set[str]) -> int:
+    def largest_group(self, pipeline: Any, staying: set[str], *, alone: bool = False) -> int:
         """Return the device bytes that the largest group of components that move together takes while it is used."""
         rotating = set(self.components(pipeline)) - staying
-        return max((self.turn(pipeline, self.group(pipeline, path) & rotating) for path in rotating), default=0)
+        return max((self.turn(pipeline, self.group(pipeline, path) & rotating, alone=alone) for path in rotating), default=0)
 
-    def turn(self, pipeline: Any, paths: Iterable[str]) -> int:
-        """Return the device bytes that some components take while they are used: all of each, or the rest and the slots.
+    def turn(self, pipeline: Any, paths: Iterable[str], *, alone: bool = False) -> int:
+        """Return the device bytes that some components take while they are used: all of each, or the rests, and the slots.
 
         Args:
             pipeline: The pipeline; its weights are on the host.
             paths: The components; what is none is left out.
+            alone: Whether the slots are as large as these components need; else as any of the pipeline does: they are shared.
         """
         components, streaming = self.components(pipeline), self.layouts(pipeline)
         paths = components.keys() & paths
         whole = device_size([components[path] for path in paths - streaming.keys()])
-        return whole + sum(streaming[path].turn for path in paths & streaming.keys())
+        there = paths & streaming.keys()
+        slots = max((streaming[path].slots_bytes for path in (there if alone else streaming if there else ())), default=0)
+        return whole + sum(streaming[path].rest for path in there) + slots
 
     def layouts(self, pipeline: Any, **keys: Any) -> dict[str, Layout]:
         """Return, by path, what is the rest and what travels with which block of the components that stream; none in mode `module`."""

@@ -36,14 +36,9 @@ class Layout:
     travelling: frozenset[str]
 
     @property
-    def slot(self) -> int:
-        """Bytes of one slot: the largest block's."""
-        return max(self.blocks.values(), default=0)
-
-    @property
-    def turn(self) -> int:
-        """Bytes that the component takes while it is used: the rest, and all slots."""
-        return self.rest + min(self.slots, sum(size > 0 for size in self.blocks.values())) * self.slot
+    def slots_bytes(self) -> int:
+        """Bytes of the slots that its blocks need, each as large as the largest block."""
+        return min(self.slots, sum(size > 0 for size in self.blocks.values())) * max(self.blocks.values(), default=0)
 
     @property
     def whole(self) -> int:

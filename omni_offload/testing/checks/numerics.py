@@ -39,7 +39,7 @@ def check_numerics_on_least_budget(bench: Bench) -> None:
     except OffloadConfigError:
         bench.require_disabled(pipeline, base, pinned, when="after a refused budget")
     components, staying = bench.components(pipeline), bench.staying(pipeline)
-    bound = device_size([components[path] for path in staying]) + bench.largest_group(pipeline, staying) + 512 * len(components)
+    bound = device_size([components[path] for path in staying]) + bench.largest_group(pipeline, staying, alone=True) + 512 * len(components)
     if least > bound:
         bench.fail(
             f"a budget for what stays and the largest group of components ({bound} bytes) to be accepted", f"the least is {least} bytes"
