@@ -6,6 +6,7 @@ __all__ = ["LAYERS"]
 
 _RING = "tests/backends/test_ring.py::"
 _LAYERS = "tests/backends/test_layerwise.py::"
+_TOPOLOGY = "tests/backends/test_layer_topology.py::"
 _RESIDENTS = "tests/backends/test_residents.py::"
 _FUSING = "tests/mixins/test_fusing.py::"
 
@@ -282,8 +283,8 @@ LAYERS = (
     Mutant(
         "declared-parts-travel",
         "residency/partition.py",
-        "        within.update((id(module), -1) for part in self._staying for module in part.modules())\n",
-        "",
+        "[module for part in self._staying for module in part.modules()]",
+        "list[torch.nn.Module]()",
         "rest_submodules are gone when their block is",
         (f"{_LAYERS}test_rest_submodules",),
     ),
@@ -468,5 +469,38 @@ LAYERS = (
         "                taking_in.callback(int)",
         "weights that were fused safely lie on the device, unmanaged, until their next use",
         (f"{_FUSING}test_what_takes_the_place_of_a_weight_goes_to_the_host",),
+    ),
+    # ---- blocks and parts of blocks, and compiled ones -----------------------------------------------------------------------
+    Mutant(
+        "shared-module-travels",
+        "residency/partition.py",
+        "-1 if id(module) in within else index",
+        "index",
+        "a module that two blocks hold is there for one of them only",
+        (f"{_TOPOLOGY}test_a_shared_part_of_two_blocks",),
+    ),
+    Mutant(
+        "module-outside-travels",
+        "residency/partition.py",
+        "        staying += modules_outside(self.component, (block for _, block in self.blocks))\n",
+        "",
+        "a module that a block holds, and the component outside of it, is there for the block only",
+        (f"{_TOPOLOGY}test_a_shared_part_of_two_blocks",),
+    ),
+    Mutant(
+        "resident-blocks-unhooked",
+        "backends/block_hooks.py",
+        "for block in residency.blocks:",
+        "for block in residency.ring.blocks.values():",
+        "a resident block called by itself runs on the host",
+        ("tests/backends/test_layer_orders.py::test_resident_blocks_outside_of_their_component",),
+    ),
+    Mutant(
+        "hooks-inside-graphs",
+        "wrappers.py",
+        "            forward.step_aside(use)\n",
+        "",
+        "a block cannot be one graph: its hooks are in it",
+        ("tests/hooks/test_compiled_methods.py::test_a_compiled_call_runs_its_hooks_once",),
     ),
 )
