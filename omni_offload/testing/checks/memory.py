@@ -87,7 +87,7 @@ def check_traffic(bench: Bench) -> None:
     weights += sum(bench.reference.recast.get(path, 0) for path in loads)  # what a call casts is loaded in that type
     for pin in (True, False):
         with bench.enabled(pipeline, pin_memory=pin):
-            if pin or bench.exhaustive:
+            if pin or bench.block_paths or bench.exhaustive:
                 bench.call(pipeline, keep=False)  # the first call is one in which nothing was known of the order yet
             before = bench.traffic() or (0, 0)
             with copied_back(components.values(), bench) as back:
@@ -109,9 +109,8 @@ def check_traffic(bench: Bench) -> None:
 def _bytes_of_load(bench: Bench, pipeline: Any, paths: set[str]) -> int:
     components, streaming = bench.components(pipeline), bench.layouts(pipeline)
     whole = device_size([components[path] for path in paths & components.keys() - streaming.keys()])
-    return whole + sum(
-        streaming[path].rest + streaming[path].slots_bytes for path in paths & streaming.keys()
-    )  # with blocks for a pass that does not come
+    there = [streaming[path] for path in paths & streaming.keys()]
+    return whole + sum(layout.rest + layout.slots_bytes for layout in there)  # with blocks for a pass that does not come
 
 
 def _bytes_of_blocks(bench: Bench, pipeline: Any) -> int:
