@@ -7,7 +7,7 @@ from torch import _dynamo as dynamo
 from torch import nn
 from torch._dynamo.utils import counters
 
-from omni_offload import OffloadPlan
+from omni_offload import Lane, OffloadPlan
 from omni_offload.testing import sim
 from pipelines.flux.cases import FLUX
 from pipelines.stable_diffusion.cases import TEXT_TO_IMAGE
@@ -178,6 +178,20 @@ def test_one_graph_over_streamed_blocks_is_refused(make, device, y, graphs):
             pipe(y)
         pipe.transformer._compiled_call_impl = None
         assert torch.equal(pipe(y).cpu(), plain(y))
+
+
+@pytest.mark.parametrize(("mode", "way"), [("layer", _one_graph_a_block), ("layer", _whole), ("module", _whole)])
+def test_a_recording_compiles_nothing(make, device, y, graphs, mode, way):
+    """What is compiled runs as it stands while it is recorded, and gives the same."""
+    pipe = make()
+    way(pipe)
+    with pipe.enable_omni_offload(mode, device=device) as backend, torch.no_grad():
+        want = pipe(y).cpu()
+        assert graphs() == 1
+        with backend.record() as recording:
+            _again_without_a_compilation(pipe, y, want)
+    assert recording.lane(Lane.COMPUTE)
+    assert sum(span.nbytes for span in recording.lane(Lane.COPY_IN)) > 0
 
 
 @pytest.mark.parametrize("way", [_whole, _by_block])
