@@ -253,13 +253,16 @@ def test_small_buffers_stay(make, device):
     assert seen == [{device.type}] * DEPTH
 
 
-def test_blocks_of_one_size_and_other_strides(ring):
+def test_blocks_of_one_size_and_other_strides(make, device):
     """A weight that lies transposed in one block is bound so there, and not as it is in the others."""
-    for one in (ring.pipe, ring.plain):
+    pipe, plain = make(), make()
+    for one in (pipe, plain):
         block = one.transformer.blocks[3]
         block.weight = nn.Parameter(block.weight.detach().t().contiguous().t(), requires_grad=False)
-    for _ in range(2):
-        ring.run()
+    with pipe.enable_omni_offload("layer", device=device, keep_between_calls=True) as backend, torch.no_grad():
+        ring = Ring(pipe, plain, backend)
+        for _ in range(2):
+            ring.run()
 
 
 def test_refresh_reads_blocks_again(ring):
