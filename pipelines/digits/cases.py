@@ -30,18 +30,19 @@ def load() -> OmniFluxPipeline:
     return pipeline
 
 
-def make_inputs(_pipeline: Any, *, prompts: tuple[str, ...] = WORDS, seed: int = 0) -> dict[str, Any]:
+def make_inputs(_pipeline: Any, *, prompts: tuple[str, ...] = WORDS, seed: int = 0, steps: int = STEPS) -> dict[str, Any]:
     """Return the arguments of a call that draws one digit a prompt.
 
     Args:
         prompts: Words from "zero" to "nine".
         seed: Of the noise that the digits start as.
+        steps: Denoising steps; fewer than the checkpoint was trained for draw noise.
     """
     return {
         "prompt": list(prompts),
         "height": IMAGE_SIZE,
         "width": IMAGE_SIZE,
-        "num_inference_steps": STEPS,
+        "num_inference_steps": steps,
         "max_sequence_length": MAX_SEQUENCE_LENGTH,
         "output_type": "pt",
         "generator": generator(seed),
