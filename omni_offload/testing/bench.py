@@ -258,9 +258,9 @@ class Bench(Subject):
         if not count_bytes:
             return
         stays = sum(device_size([components[path]]) for path in staying if path in components)
-        over = self.allocated() - base - stays - times * self.reference.left
-        if over > (_SLACK if staying or not self.simulated else 0):
-            self.fail(f"no device memory held {when} beyond what stays ({stays} bytes)", f"{over} bytes more")
+        allowed = base + stays + times * self.reference.left + (_SLACK if staying or not self.simulated else 0)
+        if self.allocated(collect=False) > allowed and (found := self.allocated()) > allowed:
+            self.fail(f"no device memory held {when} beyond what stays ({stays} bytes)", f"{found - allowed} bytes more")
 
     def require_disabled(self, pipeline: Any, base: int, pinned: int, *, when: str = "after disable", times: int = 1) -> None:
         """Require that disabling left nothing on the device and nothing pinned."""
