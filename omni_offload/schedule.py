@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import attrs
 
-__all__ = ["BlockCost", "Placement", "bound", "choose_residents", "least_bytes", "spread", "step_time"]
+__all__ = ["BlockCost", "Placement", "assumed_costs", "bound", "choose_residents", "least_bytes", "spread", "step_time"]
 
 #: Steps that are simulated before the time of one is taken, and those it is taken over: the state settles within a few.
 _WARM_UP, _MEASURED = 4, 4
@@ -167,6 +167,24 @@ def choose_residents(
     if nbytes is not None and found.device_bytes > nbytes:
         raise ValueError(f"{number} resident blocks and {found.slots} slots take {found.device_bytes} bytes, and {nbytes} are there")
     return found
+
+
+def assumed_costs(sizes: Sequence[int], slots: int, *, number: int | None = None, nbytes: int | None = None) -> tuple[BlockCost, ...]:
+    """Return costs to choose residents by, for blocks of which only the sizes are known: balanced for what will stream.
+
+    Args:
+        sizes: Bytes of each block, in execution order.
+        slots: As for `choose_residents`.
+        number: As for `choose_residents`.
+        nbytes: As for `choose_residents`; too few are left for that to refuse.
+    """
+    costs = BlockCost.balanced(sizes, sum(sizes))
+    staying = 0
+    if number is not None:
+        staying = sum(sizes[index] for index in spread(sizes, min(number, len(sizes))))
+    elif nbytes is not None and nbytes >= least_bytes(costs, slots):
+        staying = choose_residents(costs, slots, nbytes=nbytes, leading=True).resident_bytes
+    return BlockCost.balanced(sizes, sum(sizes) - staying)
 
 
 def least_bytes(costs: Sequence[BlockCost], slots: int) -> int:

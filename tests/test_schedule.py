@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_offload.schedule import BlockCost, bound, choose_residents, least_bytes, spread, step_time
+from omni_offload.schedule import BlockCost, assumed_costs, bound, choose_residents, least_bytes, spread, step_time
 
 RATIOS = (0.25, 0.5, 0.9, 1.0, 1.1, 1.5, 2.0, 4.0)
 
@@ -113,6 +113,16 @@ def test_copies_keep_pace_with_computation():
     found = choose_residents(costs, 3, nbytes=1900)
     assert step_time(costs, found.residents, found.slots) <= 1.03 * bound(costs, found.residents)
     assert sum(index < 20 for index in found.residents) > 1.5 * sum(index >= 20 for index in found.residents)
+
+
+@pytest.mark.parametrize(
+    ("keys", "streamed"), [({}, 400), ({"number": 10}, 300), ({"number": 50}, 0), ({"nbytes": 130}, 300), ({"nbytes": 29}, 400)]
+)
+def test_assumed_costs(keys, streamed):
+    """Blocks of which only the sizes are known are taken to compute alike, and together as long as what streams is copied."""
+    costs = assumed_costs([10] * 40, 3, **keys)
+    assert [(cost.copy, cost.nbytes) for cost in costs] == [(10, 10)] * 40
+    assert {cost.compute for cost in costs} == {streamed / 40}
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.data())

@@ -19,7 +19,7 @@ from omni_offload.residency.context import LATE_PIN_BYTES
 from omni_offload.residency.managed import unwatched
 from omni_offload.residency.tables import collect
 from omni_offload.residency.tensors import Entry
-from omni_offload.schedule import BlockCost, choose_residents, least_bytes, spread
+from omni_offload.schedule import assumed_costs, choose_residents, least_bytes
 
 __all__ = ["StreamedResidency", "stream"]
 
@@ -69,8 +69,7 @@ class StreamedResidency(ModuleResidency):
         sizes = self._partition.sizes
         rest = super().padded_bytes - sum(sizes[index] for index in self._partition.residents)
         room = None if limit is None else limit - rest
-        staying = (room or 0) if number is None else sum(sizes[index] for index in spread(sizes, min(number, len(sizes))))
-        costs = BlockCost.balanced(sizes, max(sum(sizes) - staying, 0))
+        costs = assumed_costs(sizes, self._slots, number=number, nbytes=room)
         if room is not None and room < least_bytes(costs, self._slots) and number is None:
             number = 0  # what does not fit is said where all budgets are checked
         try:
