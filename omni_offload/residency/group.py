@@ -3,6 +3,7 @@
 An interrupt may land on any line: `unsure` is set before bindings change and cleared after, and every step can be repeated.
 """
 
+import contextlib
 from collections.abc import Iterable
 
 import attrs
@@ -50,6 +51,7 @@ class Group:
         offsets: Where in the group's bytes each lies.
         counters: The tensors whose version counters tell of a write to them.
         suspects: The entries that may be written without one.
+        marked: Whether a tensor is conjugated or negated by a mark alone, which torch computes when it is read.
         superseded: Whether its tensors were grouped anew; residencies that know it regroup.
         found_bytes: Bytes that were copied from the device when the group was made, because the weights were found there.
         origin: What the tensors were bound to before, where an undo may have to put it back.
@@ -69,6 +71,7 @@ class Group:
         self.tensors = [entry.tensor for entry in self.entries]
         self.counters = [tensor for entry in self.entries for tensor in entry.counters]
         self.suspects = [entry for entry in self.entries if not entry.counters or entry.buffer_of is not None]
+        self.marked = any(tensor.is_conj() or tensor.is_neg() for tensor in self.tensors)
 
     @property
     def holders(self) -> set[object]:
@@ -149,9 +152,14 @@ class Group:
     def _bind_to(self, views: Iterable[torch.Tensor]) -> None:
         """Bind every tensor object to a view; the objects and their version counters stay."""
         self.unsure = True
-        for tensor, view in zip(self.tensors, views, strict=False):
-            tensor.data = view
+        with self._binding_mode():
+            for tensor, view in zip(self.tensors, views, strict=False):
+                tensor.data = view
         self.unsure = False
+
+    def _binding_mode(self) -> contextlib.AbstractContextManager[object]:
+        """Return what to bind tensors under: in inference mode torch would compute a conjugated one before it lets go of it."""
+        return torch.inference_mode(mode=False) if self.marked else contextlib.nullcontext()
 
     # ---- device ----------------------------------------------------------------------------------------------------------
 
@@ -247,9 +255,10 @@ class Group:
             copy.fingerprint = None
             copy.buffer.accelerator.to_host(copy.raw, master.raw)
         self.unsure = True
-        for tensor, view, is_here in zip(self.tensors, master.views, here, strict=False):
-            if is_here:
-                tensor.data = view
+        with self._binding_mode():
+            for tensor, view, is_here in zip(self.tensors, master.views, here, strict=False):
+                if is_here:
+                    tensor.data = view
         self.unsure = False
         copy.versions = versions
         if False in here:
