@@ -58,9 +58,11 @@ class Bundle(Binding):
 
     @staticmethod
     def fits(groups: Sequence[Group], user: object) -> bool:
-        """Whether some groups can be one: nobody else knows them, each has a master, and nothing is bound or begun."""
+        """Whether some groups can be one: nobody else knows them, each has a master, nothing is bound, begun or marked."""
         return bool(groups) and all(
-            group.users == {user} and group.master is not None and not (group.superseded or group.bound or group.unsure or group.holders)
+            group.users == {user}
+            and group.master is not None
+            and not (group.superseded or group.bound or group.unsure or group.holders or group.marked)
             for group in groups
         )
 
