@@ -9,7 +9,7 @@ from omni_offload.discovery.declarations import (
     validate_declarations,
 )
 from omni_offload.discovery.entry_points import EntryPoint, find_entry_points, resolve_entry_points
-from omni_offload.discovery.paths import all_components, find_module, is_path, module_at, modules_in
+from omni_offload.discovery.paths import all_components, find_module, is_path, module_at, modules_in, modules_outside
 from omni_offload.discovery.problems import Problems, class_name, nearest
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "is_path",
     "module_at",
     "modules_in",
+    "modules_outside",
     "nearest",
     "refuse_meta",
     "resolve_entry_points",

@@ -1,13 +1,13 @@
 """Dotted paths on pipelines, which may be diffusers pipelines, modules or plain objects."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 from torch import nn
 
 from omni_offload.discovery.problems import Problems, class_name, nearest
 
-__all__ = ["all_components", "find_module", "is_path", "module_at", "modules_in"]
+__all__ = ["all_components", "find_module", "is_path", "module_at", "modules_in", "modules_outside"]
 
 _TORCH_FIELDS = frozenset(vars(nn.Module()))
 
@@ -140,4 +140,17 @@ def all_components(pipeline: object) -> dict[str, nn.Module]:
         if id(module) not in seen:
             seen.add(id(module))
             found[name] = module
+    return found
+
+
+def modules_outside(component: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """Every module of a component that is reached without passing through one of its blocks; a block may hold it, too."""
+    seen = {id(block) for block in blocks}
+    found, open_ends = list[nn.Module](), [component]
+    while open_ends:
+        module = open_ends.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            found.append(module)
+            open_ends += module.children()
     return found

@@ -17,6 +17,7 @@ from omni_offload.discovery import (
     find_entry_points,
     find_module,
     module_at,
+    modules_outside,
     nearest,
 )
 from omni_offload.plan.declared import check_plan, pipeline_plan
@@ -163,11 +164,13 @@ def streamed_parameters(pipeline: object, config: OffloadConfig) -> frozenset[nn
         outside = {id(inner) for item in rest if item is not None for inner in item.modules()}
         owners: Counter[nn.Parameter] = Counter()
         inside: set[int] = set()
-        for _, block in streamed_blocks(pipeline, component):
+        blocks = streamed_blocks(pipeline, component)
+        for _, block in blocks:
             modules = [inner for inner in block.modules() if id(inner) not in outside]
             inside |= {id(inner) for inner in modules}
             owners.update({p for inner in modules for p in inner.parameters(recurse=False)})
-        others = [inner for inner in module_at(pipeline, component.path).modules() if id(inner) not in inside]
+        whole = module_at(pipeline, component.path)
+        others = [inner for inner in whole.modules() if id(inner) not in inside] + modules_outside(whole, (block for _, block in blocks))
         shared = {p for inner in others for p in inner.parameters(recurse=False)}
         streamed |= {p for p, count in owners.items() if count == 1} - shared
     return frozenset(streamed)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
+from omni_offload.discovery import modules_outside
 from omni_offload.residency.tables import leaves_in
 from omni_offload.residency.tensors import Entry, align, group_by_bytes
 
@@ -68,8 +69,12 @@ class Partition:
 
     def _having(self) -> dict[int, set[int]]:
         """Return, by the tensor's id, which blocks have it; -1 stands for what lies outside of blocks, or is to stay."""
-        within = {id(module): index for index, (_, block) in enumerate(self.blocks) for module in block.modules()}
-        within.update((id(module), -1) for part in self._staying for module in part.modules())
+        within: dict[int, int] = {}
+        for index, (_, block) in enumerate(self.blocks):
+            within.update((id(module), -1 if id(module) in within else index) for module in block.modules())
+        staying = [module for part in self._staying for module in part.modules()]
+        staying += modules_outside(self.component, (block for _, block in self.blocks))
+        within.update((id(module), -1) for module in staying)
         having: dict[int, set[int]] = {}
         for module in self.component.modules():
             for tensor in leaves_in(module):
