@@ -59,7 +59,7 @@ class HostMaster:
     offset: int = 0
     shapes: tuple[Shape, ...] = attrs.field(init=False)
     sampled: tuple[int, ...] = attrs.field(init=False)
-    _samples: tuple[ctypes.c_int64 | ctypes.c_uint8, ...] = attrs.field(init=False)
+    _samples: list[ctypes.c_int64 | ctypes.c_uint8] = attrs.field(factory=list, init=False)
     _address: int = attrs.field(init=False)
 
     @shapes.default
@@ -74,11 +74,6 @@ class HostMaster:
         last = nbytes - _WORD
         return tuple(sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}))
 
-    @_samples.default
-    def _make_samples(self) -> tuple[ctypes.c_int64 | ctypes.c_uint8, ...]:
-        base, kind = self.raw.data_ptr(), ctypes.c_uint8 if self.raw.numel() < _WORD else ctypes.c_int64
-        return tuple(kind.from_address(base + place) for place in self.sampled)
-
     @_address.default
     def _make_address(self) -> int:
         return self.raw.data_ptr()
@@ -87,6 +82,9 @@ class HostMaster:
         """Return sampled values of the bytes: edits through `.data` move no version counter (about 1 us). None: they were moved."""
         if self.raw.data_ptr() != self._address:  # the storage was resized by its user
             return None
+        if not self._samples:  # what is never asked for, as of a block that moves as one, is not made
+            kind = ctypes.c_uint8 if self.raw.numel() < _WORD else ctypes.c_int64
+            self._samples.extend([kind.from_address(self._address + place) for place in self.sampled])
         return [sample.value for sample in self._samples]
 
     @property
