@@ -47,8 +47,8 @@ format: $(READY)  ## format the code, and correct what the linter can
 
 bench: $(READY) $(SIM)  ## the benchmarks in virtual time, which write docs/benchmarks/ and the README's table
 	$(BIN)/python tests/benchmarks/model_level.py --write
-	$(BIN)/python tests/benchmarks/layerwise_bound.py --write
 	$(BIN)/python docs/readme_table.py
+	$(BIN)/python tests/benchmarks/layerwise_bound.py --write
 
 docs: $(READY)  ## the documentation, in site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

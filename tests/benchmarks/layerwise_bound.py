@@ -174,7 +174,7 @@ def report(cells: Sequence[Cell], placed: Sequence[Placed], compared: Sequence[C
     lines += _RINGS
     lines += [
         f"| {p.model} | {p.ratio:g} | {p.memory:.3f} | {p.residents} | {p.bound:.4f} | {p.best_step:.4f} | {p.step:.4f} | "
-        f"{p.step / p.best_step:.4f} |"
+        f"{p.step / p.best_step:.4f}{'' if p.step <= MOST_OVER_BEST * p.best_step else ', **not met**'} |"
         for p in placed
     ]
     lines += _PEERS
@@ -228,9 +228,10 @@ _RINGS = (
     "The backend knows the bytes, and not how long a block computes. Memory, for residents and slots, as part of all blocks' bytes: 10, 25, 50",
     "and 75 % of the way from the least that it takes to everything. Bound, best and ours are steps over all computation. *Best* is the best",
     "placement within the same bytes and slots that a search over the recurrence finds, which knows the computations (`tests/benchmarks/layerwise_bound_search.py`:",
-    "exhaustive for up to 14 blocks, else some 77,000 placements of 128 annealings). *Bound* is that of our residents.",
+    "exhaustive for up to 14 blocks, else some 100,000 placements in 128 annealings). *Bound* is that of our residents.",
     "",
-    f"Required: ours / best <= {MOST_OVER_BEST}, for the blocks as the pipelines declare them.",
+    f"Required: ours / best <= {MOST_OVER_BEST}. Where that is not met the row says so: in UNets, whose blocks compute very unequally. `by levels` is how the",
+    "pipelines declare them: of these few and large blocks, three slots take as much memory as keeping nearly all.",
     "",
     "| blocks | copies / computation | memory | resident | bound | best | ours | ours / best |",
     "|---|---|---|---|---|---|---|---|",
@@ -239,10 +240,10 @@ _PEERS = (
     "",
     "## Beside the other ways to offload",
     "",
-    "The denoising loop of a Flux of 6 + 12 blocks with random weights, float32, prompt embeddings given; real modules and kernels, so that each way",
+    "The denoising loop of a Flux of 4 + 8 blocks with random weights, float32, prompt embeddings given; real modules and kernels, so that each way",
     f"to offload is what its library makes of it. The link is as much slower than {LINK_GBPS:.0f} GB/s as the weights are smaller than the real ones; launches and",
     "copies cost as above; pageable memory is as fast as pinned (which is kind to the ways that use it), but blocks the host. *Peak* counts all device",
-    "bytes, activations too. *Step*: the mean of steps 3 to 6. *Call*: until the output of six steps is on the host; not the first call, in which",
+    "bytes in use: activations too, and what was freed while a recorded stream may still read it. *Step*: the mean of steps 3 to 6. *Call*: until the output of six steps is on the host; not the first call, in which",
     "some ways still learn the order. All outputs are equal bit for bit. *Group* is `enable_group_offload`, *sequential* `enable_sequential_cpu_offload` (accelerate's",
     "hooks), *model* `enable_model_cpu_offload`. *Ours*: with as much memory as the line's way took at its peak, where that holds the rest and two slots.",
     "",
@@ -286,9 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
         steps = {(c.ratio, c.share, "spread"): c.clean for c in cells} | {(c.ratio, c.share, "leading"): c.leading for c in cells}
         draw_grid(TARGET.with_name("layerwise_bound.svg"), steps)
         draw_peers(TARGET.with_name("layerwise_memory.svg"), compared)
-    declared = {model.name for model in MODELS if model.declared}
-    problems = [problem for found in (*cells, *compared) for problem in found.problems()]
-    problems += [problem for found in placed if found.model in declared for problem in found.problems()]
+    problems = [problem for found in (*cells, *placed, *compared) for problem in found.problems()]
     sys.stderr.write("".join(f"NOT MET {problem}\n" for problem in problems))
     return 1 if problems else 0
 

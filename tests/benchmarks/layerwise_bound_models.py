@@ -25,7 +25,6 @@ class Model:
         make: Makes the model.
         inputs: Makes its arguments.
         containers: Where the blocks are, in execution order.
-        declared: Whether the pipelines here declare these blocks.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Model:
     make: Callable[[], nn.Module]
     inputs: Callable[[], dict[str, Any]]
     containers: Sequence[str]
-    declared: bool = True
 
     def costs(self, copies_over_compute: float) -> tuple[BlockCost, ...]:
         """Return the blocks' costs, scaled so that all computations take a second, and all copies so many.
@@ -150,7 +148,6 @@ MODELS = (
         make=_unet,
         inputs=_unet_inputs,
         containers=tuple(_unet_layers()),
-        declared=False,
     ),
     Model(
         name="SD 1.5's UNet, by levels",

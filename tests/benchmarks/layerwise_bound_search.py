@@ -20,7 +20,7 @@ __all__ = ["Best", "best_residents", "step_times"]
 #: Rings up to so many blocks are searched exhaustively.
 _EXHAUSTIVE = 14
 #: Annealings side by side, their moves, and the first and the last temperature as parts of a step.
-_CHAINS, _MOVES, _HOT, _COLD = 128, 600, 0.03, 1e-4
+_CHAINS, _MOVES, _HOT, _COLD = 128, 800, 0.03, 1e-4
 
 
 @attrs.frozen(kw_only=True)
@@ -53,21 +53,17 @@ def step_times(
         warm_up: Steps before time is taken.
         measured: Steps that it is taken over: a multiple of the slots, as long as the pattern of slots needs to repeat.
     """
-    rows = np.arange(len(residents))
-    copied = ~residents & (np.count_nonzero(~residents, axis=1) > slots)[:, None]
-    freed = np.zeros((len(rows), slots))
-    place = np.zeros(len(rows), dtype=int)
-    landed, now, start = np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
+    copied = np.ascontiguousarray((~residents & (np.count_nonzero(~residents, axis=1) > slots)[:, None]).T)
+    freed = [np.zeros(len(residents)) for _ in range(slots)]  # when the last blocks in the slots were done, in the order of use
+    landed, now, start = np.zeros(len(residents)), np.zeros(len(residents)), np.zeros(len(residents))
     for step in range(warm_up + measured):
         if step == warm_up:
             start = now
-        for index, (busy, seconds) in enumerate(zip(compute, copy, strict=True)):
-            streams = copied[:, index]
-            arrival = np.maximum(landed, freed[rows, place]) + seconds
+        for streams, busy, seconds in zip(copied, compute, copy, strict=True):
+            arrival = np.maximum(landed, freed[0]) + seconds
             landed = np.where(streams, arrival, landed)
             now = np.where(streams, np.maximum(now, arrival), now) + busy
-            freed[rows, place] = np.where(streams, now, freed[rows, place])
-            place = (place + streams) % slots
+            freed = [np.where(streams, later, earlier) for earlier, later in zip(freed, [*freed[1:], now], strict=True)]
     return (now - start) / measured
 
 

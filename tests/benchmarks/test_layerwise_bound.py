@@ -32,13 +32,13 @@ def _costs(sizes, computes, ratio):
 # ---- the measures ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ratio", "share"), [(1.0, 0.0), (1.1, 0.25), (2.0, 0.5)])
+@pytest.mark.parametrize(("ratio", "share"), [(1.0, 0.0), (2.0, 0.5)])
 def test_cells(ratio, share):
     """At the bound within 1 %, with launches within 2 %, with jitter within 3 %; leading residents lose where they were said to."""
     found = measure_cell(ratio, share)
     assert not found.problems()
     assert found.bound == pytest.approx(max(40, 40 * (1 - share) * ratio) * 1e-3)
-    assert found.leading == pytest.approx({0.0: 1.0, 0.25: 1.0425, 0.5: 1.4}[share], abs=1e-3)
+    assert found.leading == pytest.approx({0.0: 1.0, 0.5: 1.4}[share], abs=1e-3)
 
 
 @pytest.mark.exhaustive
@@ -132,7 +132,7 @@ def test_models():
 def test_peers():
     """On a small Flux: every way gives a resident run's output, and where theirs hold two slots and the rest, ours is no slower."""
     ways = ("group, blocks, stream", "model")
-    found = compare(2.0, Flux(double=2, single=4, heads=2), shares=(0.0, 1.0), ways=ways)
+    found = compare(2.0, Flux(double=2, single=4, heads=2), shares=(1.0,), ways=ways)
     assert not found.problems()
     assert tuple(point.name for point in found.theirs) == tuple(found.beside) == ways
     least, most = found.ours
@@ -158,4 +158,4 @@ def test_a_placement_that_is_not_the_best_is_named():
     placed = Placed(**good, best=best, step=1.03, fits=False, races=1)
     assert len(placed.problems()) == 3
     assert not attrs.evolve(placed, step=1.02, fits=True, races=0).problems()
-    assert "| m | 1 | 0.500 | 0 | 1.0000 | 1.0000 | 1.0300 | 1.0300 |" in report([], [placed], [])
+    assert "| m | 1 | 0.500 | 0 | 1.0000 | 1.0000 | 1.0300 | 1.0300, **not met** |" in report([], [placed], [])
