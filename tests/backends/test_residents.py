@@ -218,6 +218,27 @@ def test_two_models_that_move_together_fit_the_least_budget(make_two, device, x)
         assert backend.report().peak_device_bytes <= budget
 
 
+def test_an_adapter_within_a_use_of_what_moves_along(make_two, device):
+    """A model that runs keeps its residents while those of one that moves with it are chosen anew; where all fit, all stay."""
+    pipe, plain = make_two(), make_two()
+    for one in (pipe, plain):
+        stack, other = one.transformer, one.transformer_2
+
+        def forward(y, stack=stack, other=other):
+            if stack.blocks[0].adapter is None and other.blocks[0].adapter is None:
+                adapt(other)
+            return type(stack).forward(stack, other(y))
+
+        stack.forward = forward
+    y = torch.randn(2, WIDTH)
+    with pipe.enable_omni_offload("layer", device=device, device_memory="4MiB") as backend, torch.no_grad():
+        pipe.transformer_2(y)
+        plain.transformer_2(y)
+        for _ in range(2):
+            assert torch.equal(pipe.transformer(y).cpu(), plain.transformer(y))
+        assert (residents(backend), residents(backend, "transformer_2")) == (5, 5)
+
+
 def test_a_block_that_became_resident_is_called_by_itself(make, device, x):
     """Its hook brings its component along, as that of a streamed one does."""
     plain, pipe, budget = make(), make(), grown(make, device)

@@ -8,6 +8,7 @@ _RING = "tests/backends/test_ring.py::"
 _LAYERS = "tests/backends/test_layerwise.py::"
 _TOPOLOGY = "tests/backends/test_layer_topology.py::"
 _RESIDENTS = "tests/backends/test_residents.py::"
+_SHARED = "tests/backends/test_shared_slots.py::"
 _FUSING = "tests/mixins/test_fusing.py::"
 
 LAYERS = (
@@ -164,6 +165,47 @@ LAYERS = (
         "",
         "a block is bound to memory that was freed",
         ("tests/backends/test_shared_slots.py::test_large_slots_make_room_under_a_budget",),
+    ),
+    # ---- one set of slots ------------------------------------------------------------------------------------------------------
+    Mutant(
+        "running-block-of-another-model-thrown-out",
+        "backends/block_ring.py",
+        "other = other if tenant.bound else slot",
+        "other = slot",
+        "a model within a block of another takes the slot of that block",
+        (f"{_SHARED}test_a_model_within_a_block_of_another",),
+    ),
+    Mutant(
+        "slots-go-with-the-first-model",
+        "residency/slots.py",
+        "        if not self.users and not self._kept:\n",
+        "        if not self._kept:\n",
+        "the slots that a model streams through are freed when another leaves",
+        (f"{_SHARED}test_a_model_within_a_block_of_another", f"{_SHARED}test_switching_takes_no_memory"),
+    ),
+    Mutant(
+        "slots-kept-for-nobody",
+        "residency/slots.py",
+        "            self._kept = False\n            if not self.users:\n",
+        "            self._kept = False\n            if False:\n",
+        "slots stay after the call for a model that did not come",
+        (f"{_SHARED}test_slots_kept_for_nobody_go",),
+    ),
+    Mutant(
+        "slots-not-kept-for-the-next-model",
+        "residency/slots.py",
+        "        self._kept = bool(self._slots)\n",
+        "        self._kept = False\n",
+        "each model of a call takes the memory of its slots anew",
+        (f"{_SHARED}test_switching_takes_no_memory",),
+    ),
+    Mutant(
+        "slots-of-a-smaller-model-taken",
+        "residency/slots.py",
+        "        return sum(slot.nbytes >= nbytes for slot in self._slots) >= count\n",
+        "        return len(self._slots) >= count\n",
+        "a block does not fit the slots that another model left",
+        (f"{_SHARED}test_slots_grow_with_the_blocks",),
     ),
     # ---- order -----------------------------------------------------------------------------------------------------------------
     Mutant(
