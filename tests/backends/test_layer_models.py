@@ -183,23 +183,23 @@ def _autoencoder_dc() -> Family:
             "vae": diffusers.AutoencoderDC(
                 latent_channels=4,
                 attention_head_dim=4,
-                encoder_block_types=("ResBlock", "EfficientViTBlock"),
-                decoder_block_types=("ResBlock", "EfficientViTBlock"),
-                encoder_block_out_channels=(8, 16),
-                decoder_block_out_channels=(8, 16),
-                encoder_layers_per_block=(2, 1),
-                decoder_layers_per_block=(2, 1),
-                encoder_qkv_multiscales=((), (5,)),
-                decoder_qkv_multiscales=((), (5,)),
-                decoder_norm_types=["rms_norm"] * 2,
-                decoder_act_fns=["silu"] * 2,
+                encoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock", "EfficientViTBlock"),
+                decoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock", "EfficientViTBlock"),
+                encoder_block_out_channels=(8, 8, 16, 16),
+                decoder_block_out_channels=(8, 8, 16, 16),
+                encoder_layers_per_block=(1, 2, 1, 1),
+                decoder_layers_per_block=(1, 2, 1, 1),
+                encoder_qkv_multiscales=((), (), (5,), (5,)),
+                decoder_qkv_multiscales=((), (), (5,), (5,)),
+                decoder_norm_types=["rms_norm"] * 4,
+                decoder_act_fns=["silu"] * 4,
                 upsample_block_type="interpolate",
                 downsample_block_type="pixel_unshuffle",
             )
         }
 
     def run(models, step):
-        latent = models["vae"].encode(_noise(1, 3, 16, 16) + step).latent
+        latent = models["vae"].encode(_noise(1, 3, 32, 32) + step).latent
         return models["vae"].decode(latent).sample
 
     return Family(make, run, {"vae": ("encoder.down_blocks", "decoder.up_blocks")}, once=False)
@@ -455,3 +455,20 @@ def test_models(device, family, slots, residents):
                     copied = streamed if streamed > slots else 0  # else they stay where they are
                     assert more - hits == copied or (not family.once and more > hits)
     assert sim.races() == []
+
+
+def test_a_decoder_that_runs_backwards(device):
+    """An autoencoder's decoder runs its levels from the last to the first: known after the first picture."""
+    sim.configure(mode="virtual")
+    family = _autoencoder_dc()
+    plain, pipe = _pipeline(family, lambda _: None), _pipeline(family, lambda _: None)
+    latent, told = _noise(1, 4, 4, 4), []
+    with torch.no_grad(), pipe.enable_omni_offload("layer", device=device, components=["vae"]) as backend:
+        decoder = [block for block in backend._rotation.members["vae"].owner.residency.ring.blocks.values() if "decoder" in block.name]
+        for _ in range(3):
+            assert torch.equal(pipe.vae.decode(latent).sample.cpu(), plain.vae.decode(latent).sample)
+            row = pipe.offload_report.components[0]
+            told.append((row.prefetch_hits, row.misses))
+    for (hits, misses), (more, as_many) in itertools.pairwise(told):
+        assert as_many == misses
+        assert more - hits == len(decoder) > 3
