@@ -164,7 +164,7 @@ LAYERS = (
         "            if slot.tenant is not None:\n                slot.tenant.evict()\n",
         "",
         "a block is bound to memory that was freed",
-        ("tests/backends/test_shared_slots.py::test_large_slots_make_room_under_a_budget",),
+        ("tests/backends/test_shared_slots.py::test_a_budget_counts_them_once",),
     ),
     # ---- one set of slots ------------------------------------------------------------------------------------------------------
     Mutant(
@@ -380,10 +380,10 @@ LAYERS = (
         (f"{_RESIDENTS}test_an_adapter_takes_the_room_of_residents",),
     ),
     Mutant(
-        "blocks-that-stream-now-not-hooked",
-        "backends/rotation.py",
-        "                    self.hooks.hook_blocks(one)\n",
-        "                    pass\n",
+        "residents-not-hooked",
+        "backends/block_hooks.py",
+        "        for block in residency.blocks:\n",
+        "        for block in residency.ring.blocks.values():\n",
         "a block that was resident and streams now is on the host when it runs",
         (f"{_RESIDENTS}test_an_adapter_within_a_call",),
     ),
