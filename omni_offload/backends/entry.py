@@ -143,13 +143,7 @@ class EntryHooks:
         for module, member, names in wanted.values():
             self._register(module, member.name, EntryHook(self._rotation, member), names)
         for member in self._rotation.members.values():
-            self.hook_blocks(member)
-
-    def hook_blocks(self, member: Member) -> None:
-        """Hook the blocks of a component that stream now, as far as they are not hooked."""
-        for path, block, hook in self._make_block_hooks(member):
-            registry = HookRegistry.find(block)
-            if registry is None or registry.get_hook(f"{self._name}.{path}") is None:
+            for path, block, hook in self._make_block_hooks(member):
                 self._register(block, path, hook, ["forward"])
 
     def _register(self, module: torch.nn.Module, name: str, hook: ModelHook, methods: list[str]) -> None:

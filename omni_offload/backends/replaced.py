@@ -10,7 +10,6 @@ from omni_offload.errors import OffloadStateError
 from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan, weight_bytes
 
 if TYPE_CHECKING:
-    from omni_offload.backends.owners import Member
     from omni_offload.backends.rotation import Rotation
 
 __all__ = ["Hooks", "take_in_components"]
@@ -23,9 +22,6 @@ class Hooks(Protocol):
 
     def renew(self) -> None:
         """Hook the components as they are now."""
-
-    def hook_blocks(self, member: "Member") -> None:
-        """Hook the blocks of a component that stream now and did not before."""
 
     def remove(self) -> BaseException | None:
         """Remove every hook; returns the first failure."""

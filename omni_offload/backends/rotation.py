@@ -108,8 +108,6 @@ class Rotation:
         for one in group:
             if not one.owner.active:
                 self.arrange(one)
-                if self.hooks is not None:
-                    self.hooks.hook_blocks(one)
 
     def prepare(self) -> None:
         """Make the host masters, and bring to the device what stays there. A failure or interrupt leaves it to `give_up`."""
