@@ -380,14 +380,6 @@ LAYERS = (
         (f"{_RESIDENTS}test_an_adapter_takes_the_room_of_residents",),
     ),
     Mutant(
-        "residents-not-hooked",
-        "backends/block_hooks.py",
-        "        for block in residency.blocks:\n",
-        "        for block in residency.ring.blocks.values():\n",
-        "a block that was resident and streams now is on the host when it runs",
-        (f"{_RESIDENTS}test_an_adapter_within_a_call",),
-    ),
-    Mutant(
         "first-of-two-models-takes-all",
         "backends/streamed.py",
         "        self.ring.arrange(self.blocks, limited=False)\n",
