@@ -1,6 +1,11 @@
+"""Lets the tests here import what they have in common, and runs them on one thread, without races."""
+
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch

@@ -2,12 +2,12 @@
 
 import gc
 
+import pipeline_runs
 import pytest
 import torch
 from diffusers import QwenImagePipeline
 
 from omni_offload.testing import sim
-from omni_offload.testing.observe import device_size
 from pipelines.qwen_image.cases import QWEN_IMAGE
 from pipelines.qwen_image.pipeline_qwen_image import forget_positions
 
@@ -30,21 +30,12 @@ def resident(device):
 
 
 def run(pipeline, **changes):
-    (image,) = QWEN_IMAGE.outputs(pipeline(**{**QWEN_IMAGE.make_inputs(pipeline), **changes}))
-    return image.cpu()
+    return pipeline_runs.run(QWEN_IMAGE, pipeline, **changes)[0]
 
 
 def test_a_device_that_holds_less_than_all_weights(pipeline, resident, device):
     """With less room than for all weights, two calls equal a resident run, and each component is loaded once a call."""
-    weights = [device_size([getattr(pipeline, name)]) for name in ("text_encoder", "transformer", "vae")]
-    sim.configure(capacity=sim.allocated() + sum(weights) - 1)
-    try:
-        with pipeline.enable_omni_offload(device=device) as backend:
-            for calls in (1, 2):
-                assert torch.equal(run(pipeline), resident)
-                assert {row.loads for row in backend.report().components} == {calls}
-    finally:
-        sim.configure(capacity=0)
+    pipeline_runs.require_right_with_less_than_all(QWEN_IMAGE, pipeline, [resident], device)
 
 
 def test_positions_are_moved_with_the_transformer(pipeline, resident, device):

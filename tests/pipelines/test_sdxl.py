@@ -2,32 +2,12 @@
 
 import pytest
 import torch
+from pipeline_runs import loads, on_device, parts, run, same
 
 from omni_offload.testing import sim
 from pipelines.sdxl import cases
 
 FP16 = [cases.TEXT_TO_IMAGE_FP16, cases.IMG2IMG_FP16]
-
-
-def run(case, pipeline, **changes):
-    with torch.no_grad():
-        return [tensor.cpu() for tensor in case.outputs(pipeline(**{**case.make_inputs(pipeline), **changes}))]
-
-
-def same(found, expected):
-    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-def parts(pipeline):
-    return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
-
-
-def on_device(pipeline):
-    return {name for name, part in parts(pipeline).items() if any(t.device.type != "cpu" for t in (*part.parameters(), *part.buffers()))}
-
-
-def loads(pipeline):
-    return {component.name: component.loads for component in pipeline.offload_report.components}
 
 
 def watch(pipeline, *names):

@@ -2,6 +2,7 @@
 
 import copy
 
+import pipeline_runs
 import pytest
 import torch
 
@@ -23,8 +24,7 @@ def resident(device):
 
 
 def run(pipeline, **changes):
-    (sound,) = STABLE_AUDIO.outputs(pipeline(**{**STABLE_AUDIO.make_inputs(pipeline), **changes}))
-    return sound.cpu()
+    return pipeline_runs.run(STABLE_AUDIO, pipeline, **changes)[0]
 
 
 def normalised(vae):
@@ -33,15 +33,7 @@ def normalised(vae):
 
 def test_a_device_that_holds_less_than_all_weights(pipeline, resident, device):
     """With less room than for all weights, two calls equal a resident run; each component is loaded once a call."""
-    weights = [device_size([getattr(pipeline, name)]) for name in COMPONENTS]
-    sim.configure(capacity=sim.allocated() + sum(weights) - 1)
-    try:
-        with pipeline.enable_omni_offload(device=device) as backend:
-            for calls in (1, 2):
-                assert torch.equal(run(pipeline), resident)
-                assert {row.loads for row in backend.report().components} == {calls}
-    finally:
-        sim.configure(capacity=0)
+    pipeline_runs.require_right_with_less_than_all(STABLE_AUDIO, pipeline, [resident], device)
 
 
 def test_computed_weights(pipeline, resident, device):

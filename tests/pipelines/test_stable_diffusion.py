@@ -3,6 +3,7 @@
 import diffusers
 import pytest
 import torch
+from pipeline_runs import loads, on_device, parts, run, same
 from safetensors.torch import save_file
 
 import pipelines
@@ -18,33 +19,11 @@ CASES = [getattr(cases, name) for name in cases.__all__]
 LAYERWISE = OffloadConfig(strategy=OffloadStrategy.LAYERWISE)
 
 
-def run(case, pipeline, **changes):
-    inputs = {**case.make_inputs(pipeline), **changes}
-    with torch.no_grad():
-        return [tensor.cpu() for tensor in case.outputs(pipeline(**{name: value for name, value in inputs.items() if value is not ...}))]
-
-
 def resident(case, device, setup=lambda _: None, **changes):
     """What a pipeline gives that is on the device as a whole."""
     pipeline = case.make_pipeline().to(device)
     setup(pipeline)
     return run(case, pipeline, **changes)
-
-
-def same(found, expected):
-    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-def parts(pipeline):
-    return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
-
-
-def on_device(pipeline):
-    return {name for name, part in parts(pipeline).items() if any(t.device.type != "cpu" for t in (*part.parameters(), *part.buffers()))}
-
-
-def loads(pipeline):
-    return {component.name: component.loads for component in pipeline.offload_report.components}
 
 
 def watch(pipeline, *paths):
