@@ -121,6 +121,7 @@ class BlockRing:
         block = self.blocks[index]
         with self.pool.lock:
             self._order.use(index)
+            block.take_in()
             if block.current:
                 self._counters.prefetch_hits += block.ahead
             else:

@@ -87,6 +87,18 @@ class BlockResidency(ModuleResidency):
             self._regroup()
             return True
 
+    def take_in(self) -> None:
+        """Group the tensors anew, out of the slot, if one was moved to other memory since the pass began: by a cast within a call."""
+        with self._lock, unwatched():
+            bundle = self._bundle
+            if bundle is not None and bundle.formed:
+                moved = not bundle.at_home()
+            else:
+                moved = not all(group.bound or group.intact() for group in self._groups or ())
+            if moved:
+                self.evict()
+                self._regroup()
+
     @property
     def bound(self) -> bool:
         """Whether the weights are bound to their device copy: the block runs."""

@@ -152,6 +152,10 @@ class Bundle(Binding):
         """Whether every tensor is bound to its master, as it was left."""
         return self._shapes.fit(self._tensors)
 
+    def at_home(self) -> bool:
+        """Whether every tensor is where its master is (a cast moves it); less than `intact` tells, in a third of the time."""
+        return self._shapes.are_at(self._tensors)
+
     def check(self) -> None:
         """Count the device copy as stale where sampled values of the masters are others than at the copy (`.data` edits)."""
         if self._filled and not self._samples.unchanged():

@@ -73,10 +73,14 @@ class Shapes:
         self._types = [tensor.dtype for tensor in tensors]
         self._special = [(index, shape) for index, shape in enumerate(map(shape_of, tensors)) if shape[-1] is not None]
 
+    def are_at(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors are all bound to the same addresses."""
+        return [tensor.data_ptr() for tensor in tensors] == self._addresses
+
     def fit(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether tensors are all bound so."""
         return (
-            [tensor.data_ptr() for tensor in tensors] == self._addresses
+            self.are_at(tensors)
             and [tensor.stride() for tensor in tensors] == self._strides
             and [tensor.shape for tensor in tensors] == self._sizes
             and [tensor.dtype for tensor in tensors] == self._types

@@ -290,6 +290,22 @@ def _counts(backend):
     return next(part for part in backend.report().components if part.name == "transformer")
 
 
+def test_a_cast_within_a_pass_is_in_force_and_kept(make, device, x):
+    """Blocks that are cast while another runs, fetched ahead or not, run with what they were cast to, then and later."""
+
+    def cast(stack, *_):
+        stack.blocks.to(torch.float16).to(torch.float32)
+
+    plain, pipe = make(), make()
+    for one in (plain, pipe):
+        one.transformer.blocks[0].register_forward_hook(lambda *_, stack=one.transformer: cast(stack))
+    want = [plain(x), plain(x)]
+    assert not torch.equal(want[0], make()(x))
+    with pipe.enable_omni_offload("layer", device=device), torch.no_grad():
+        assert [torch.equal(pipe(x).cpu(), wanted) for wanted in want] == [True, True]
+    assert all(torch.equal(a, b) for a, b in zip(pipe.transformer.parameters(), plain.transformer.parameters(), strict=True))
+
+
 # ---- memory -------------------------------------------------------------------------------------------------------------------
 
 
