@@ -176,6 +176,7 @@ class Bench(Subject):
             start = self.allocated() - before
             uses = self.count_uses(pipeline, lambda: self.call(pipeline, keep=False), self.blocks(pipeline))
             self._block_uses = tuple(attrs.evolve(use, allocated=use.allocated - before - start) for use in uses)
+            self._made = [made for made in self._made if made is not pipeline]
         return self._block_uses
 
     # ---- the resident run ----------------------------------------------------------------------------------------------------

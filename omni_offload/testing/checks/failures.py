@@ -39,8 +39,8 @@ def require_error(bench: Bench, body: Callable[[], Any], *, what: str) -> None:
 def check_failing_uses(bench: Bench) -> None:
     """An error in a component's method or a block, at its first or last use, before or after its work, passes unchanged, leaves nothing."""
     pipeline = bench.fresh()
-    base = bench.allocated()
     blocks = _sampled_blocks(bench, pipeline)
+    base = bench.allocated()
     counts = Counter(use.name for use in (*bench.reference.uses, *(bench.block_uses if blocks else ())))
     with Faults((*bench.used(pipeline), *blocks)) as faults, bench.enabled(pipeline) as backend:
         for target in (*bench.used(pipeline), *blocks):
