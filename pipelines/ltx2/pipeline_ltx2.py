@@ -27,7 +27,11 @@ class OmniLTX2Pipeline(OmniOffloadMixin, LTX2Pipeline):
 
     _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
         block_attrs={"transformer": ("transformer_blocks",)},
-        encoder_block_attrs={"text_encoder": ("model.language_model.layers",), "prompt_enhancer": ("model.language_model.layers",)},
+        encoder_block_attrs={
+            "text_encoder": ("model.language_model.layers",),
+            "prompt_enhancer": ("model.language_model.layers",),
+            "connectors": ("video_connector.transformer_blocks", "audio_connector.transformer_blocks"),
+        },
         encoder_component_types=dict.fromkeys(_ENCODERS, "text_encoder"),
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {

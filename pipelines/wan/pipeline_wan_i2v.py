@@ -6,8 +6,8 @@ stages each half goes there once.
 """
 
 import functools
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +31,7 @@ class OmniWanImageToVideoPipeline(OmniOffloadMixin, WanImageToVideoPipeline):
 
     _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
         block_attrs={"transformer": ("blocks",), "transformer_2": ("blocks",)},
-        encoder_block_attrs={"text_encoder": ("encoder.block",)},
+        encoder_block_attrs={"text_encoder": ("encoder.block",), "image_encoder": ("encoder.layers",)},
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "vae": ("encode", "decode"),
@@ -129,4 +129,13 @@ class OmniWanImageToVideoPipeline(OmniOffloadMixin, WanImageToVideoPipeline):
 
     def _call(self) -> AbstractContextManager[None]:
         """Free the device when the outermost body ends, however it ends."""
-        return nullcontext() if self._staging is None else self._staging.call(self)
+        return self._forgetting_features() if self._staging is None else self._staging.call(self)
+
+    @contextmanager
+    def _forgetting_features(self) -> Iterator[None]:
+        """After an error let the VAE go of the features that it keeps between frames, which are on the device."""
+        try:
+            yield
+        except BaseException:
+            self.vae.clear_cache()
+            raise
