@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 from omni_offload import OffloadPlan
+from omni_offload.accelerator import Accelerator
 from omni_offload.errors import OffloadStateError
+from omni_offload.residency import SlotPool
+from omni_offload.residency.host import ByteMeter
 from omni_offload.testing import sim
 
 WIDTH, DEPTH = 32, 6
@@ -304,6 +307,21 @@ def test_weights_written_on_the_device_come_back(ring, kind):
         ring.run()
     ring.backend.disable()
     assert all(map(torch.equal, ring.pipe.transformer.parameters(), ring.plain.transformer.parameters()))
+
+
+def test_slots_are_there_until_the_last_ring_is_gone(device):
+    """A ring that closes leaves them to the others; those that are kept for one that does not come go when they are let go."""
+    pool = SlotPool(Accelerator.of(device), ByteMeter())
+    first, second = object(), object()
+    pool.open(first, 2, 128)
+    pool.open(second, 2, 64)
+    pool.close(first)
+    assert (len(pool), pool.nbytes) == (2, 256)
+    pool.keep()
+    pool.close(second)
+    assert len(pool) == 2
+    pool.let_go()
+    assert len(pool) == 0
 
 
 def test_a_budget_refuses_memory_beyond_the_slots(make, device):

@@ -181,7 +181,7 @@ LAYERS = (
         "        if not self.users and not self._kept:\n",
         "        if not self._kept:\n",
         "the slots that a model streams through are freed when another leaves",
-        (f"{_SHARED}test_a_model_within_a_block_of_another", f"{_SHARED}test_switching_takes_no_memory"),
+        (f"{_RING}test_slots_are_there_until_the_last_ring_is_gone",),
     ),
     Mutant(
         "slots-kept-for-nobody",
@@ -189,7 +189,7 @@ LAYERS = (
         "            self._kept = False\n            if not self.users:\n",
         "            self._kept = False\n            if False:\n",
         "slots stay after the call for a model that did not come",
-        (f"{_SHARED}test_slots_kept_for_nobody_go",),
+        (f"{_RING}test_slots_are_there_until_the_last_ring_is_gone",),
     ),
     Mutant(
         "slots-not-kept-for-the-next-model",
