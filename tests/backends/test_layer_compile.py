@@ -194,7 +194,7 @@ def test_a_recording_compiles_nothing(make, device, y, graphs, mode, way):
     assert sum(span.nbytes for span in recording.lane(Lane.COPY_IN)) > 0
 
 
-@pytest.mark.parametrize("way", [_whole, _by_block])
+@pytest.mark.parametrize("way", [_by_block, pytest.param(_whole, marks=pytest.mark.exhaustive)])
 def test_an_exception_in_a_compiled_block(make, device, y, graphs, way):
     """An error leaves nothing behind: the block's hooks are in place, and the next call is right."""
     pipe, plain = make(), make()

@@ -196,9 +196,10 @@ def _made(kind):
     return pipe
 
 
-@pytest.mark.parametrize(
-    "keys", [{}, {"pin_memory": False, "layer_options": {"dit": {"resident_layers": 2}}}], ids=["", "pageable, residents"]
-)
+PAGEABLE = {"pin_memory": False, "layer_options": {"dit": {"resident_layers": 2}}}
+
+
+@pytest.mark.parametrize("keys", [pytest.param({}, id=""), pytest.param(PAGEABLE, id="pageable, residents", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__[1:])
 def test_kinds(device, kind, keys):
     """Passes give what a resident model gives; afterwards every tensor is the same object, on the host, with the same strides and bits."""
