@@ -9,7 +9,7 @@ from omni_offload.errors import ContractViolation
 from omni_offload.testing.bench import Bench
 from omni_offload.testing.case import PipelineCase
 from omni_offload.testing.report import Outcome
-from omni_offload.testing.runner import Check, all_checks, make_bench, refuse_unknown_failures, run_check
+from omni_offload.testing.runner import Check, asked_checks, make_bench, refuse_unknown_failures, run_check
 
 __all__ = ["BoundCheck", "PipelineContractTests", "parametrize_with_checks"]
 
@@ -53,17 +53,23 @@ class BoundCheck:
             raise ContractViolation(f"{result.check} {result.outcome.value}: {result.reason}")
 
 
-def _bound(cases: Iterable[PipelineCase], device: Any, *, mode: OffloadMode | str, exhaustive: bool) -> list[BoundCheck]:
-    bound = []
+def _bound(cases: Iterable[PipelineCase], device: Any, *, mode: OffloadMode | str, checks: Any, exhaustive: bool) -> list[BoundCheck]:
+    bound: list[BoundCheck] = []
+    asked = asked_checks(checks)
     for case in cases:
         refuse_unknown_failures(case)
         bench = functools.cache(functools.partial(make_bench, case, device, mode=mode, exhaustive=exhaustive))
-        bound += [BoundCheck(case, check, bench, mode=mode) for check in all_checks()]
+        bound += [BoundCheck(case, check, bench, mode=mode) for check in asked]
     return bound
 
 
 def parametrize_with_checks(
-    cases: Sequence[PipelineCase], *, device: Any = None, mode: OffloadMode | str = OffloadMode.MODULE, exhaustive: bool = False
+    cases: Sequence[PipelineCase],
+    *,
+    device: Any = None,
+    mode: OffloadMode | str = OffloadMode.MODULE,
+    checks: Iterable[Check | str] | None = None,
+    exhaustive: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator for a test that takes `check` and calls it: one test for every check on every case.
 
@@ -71,14 +77,15 @@ def parametrize_with_checks(
         cases: The cases.
         device: As for `check_pipeline`.
         mode: As for `check_pipeline`.
+        checks: As for `check_pipeline`.
         exhaustive: As for `check_pipeline`.
 
     Raises:
-        OffloadConfigError: A case's expected failures name what is no check.
+        OffloadConfigError: `checks`, or a case's expected failures, name what is no check.
     """
     import pytest  # noqa: PLC0415  (only where pytest runs)
 
-    bound = _bound(cases, device, mode=mode, exhaustive=exhaustive)
+    bound = _bound(cases, device, mode=mode, checks=checks, exhaustive=exhaustive)
     return pytest.mark.parametrize("check", bound, ids=map(repr, bound))
 
 

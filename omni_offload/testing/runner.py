@@ -18,7 +18,7 @@ from omni_offload.testing.casting import type_name
 from omni_offload.testing.checks import CHECKS
 from omni_offload.testing.report import CheckReport, CheckResult, Outcome
 
-__all__ = ["Check", "all_checks", "check_pipeline", "make_bench", "refuse_unknown_failures", "rule_of", "run_check"]
+__all__ = ["Check", "all_checks", "asked_checks", "check_pipeline", "make_bench", "refuse_unknown_failures", "rule_of", "run_check"]
 
 Check = Callable[[Bench], None]
 
@@ -64,7 +64,7 @@ def check_pipeline(  # noqa: PLR0913  (options, all with defaults)
     Raises:
         OffloadConfigError: A name, here or in the case's expected failures, is no check's; or the mode is neither.
     """
-    asked = _asked(checks)
+    asked = asked_checks(checks)
     refuse_unknown_failures(case, extra=[check.__name__ for check in asked])
     case = case if dtype is None else case.cast(dtype)
     bench = make_bench(case, device, mode=mode, exhaustive=exhaustive, seed=seed)
@@ -141,7 +141,12 @@ def _describe(error: BaseException) -> str:
     return text + notes if text.startswith("check_") else f"{type(error).__name__}: {text}{notes}"
 
 
-def _asked(checks: Iterable[Check | str] | None) -> list[Check]:
+def asked_checks(checks: Iterable[Check | str] | None) -> list[Check]:
+    """Return what is asked for: checks, themselves or by name; None: all.
+
+    Raises:
+        OffloadConfigError: A name is no check's.
+    """
     if checks is None:
         return list(CHECKS)
     given = list(checks)

@@ -31,6 +31,12 @@ ALWAYS = ("flux", "stable_diffusion_multi_controlnet", "wan_2_1_i2v")
 #: How many runs take every case once, in either type.
 ROUNDS = 3
 
+#: What every run takes in mode `layer` with all checks.
+ALWAYS_IN_LAYER_MODE = ("flux",)
+
+#: How many runs take every other case once in mode `layer`, in both types; and, of all checks, how many take each.
+LAYER_ROUNDS, LAYER_PARTS = 12, 6
+
 
 def rotation() -> str:
     """Return what this run's choice follows from: `OMNI_CONTRACT_ROTATION`, else the commit, else nothing."""
@@ -46,3 +52,10 @@ def chosen(cases, given=None):
     """Return the part of some cases that this run takes beside `ALWAYS`."""
     turn = int(given or rotation(), 16) % ROUNDS
     return [case for case in cases if case.name not in ALWAYS][turn::ROUNDS]
+
+
+def chosen_in_layer_mode(checks, given=None):
+    """Return the cases that this run takes in mode `layer` beside `ALWAYS_IN_LAYER_MODE`, and the checks that it runs on them."""
+    turn = int(given or rotation(), 16)
+    others = [case for case in (*CASES, *BFLOAT16) if case.name not in ALWAYS_IN_LAYER_MODE]
+    return others[turn % LAYER_ROUNDS :: LAYER_ROUNDS], checks[turn // LAYER_ROUNDS % LAYER_PARTS :: LAYER_PARTS]

@@ -2,14 +2,28 @@
 
 import pytest
 import torch
-from contract_cases import ALWAYS, BFLOAT16, CASES, NOT_IN_BFLOAT16, ROUNDS, chosen, rotation
+from contract_cases import (
+    ALWAYS,
+    ALWAYS_IN_LAYER_MODE,
+    BFLOAT16,
+    CASES,
+    LAYER_PARTS,
+    LAYER_ROUNDS,
+    NOT_IN_BFLOAT16,
+    ROUNDS,
+    chosen,
+    chosen_in_layer_mode,
+    rotation,
+)
 
-from omni_offload.testing import parametrize_with_checks
+from omni_offload.testing import all_checks, parametrize_with_checks
 
 #: What a run takes follows from its commit; the end of its output says which, and how to take it again.
 FIXED = [case for case in CASES if case.name in ALWAYS]
 TURN = chosen(CASES)
 TURN_BFLOAT16 = chosen(BFLOAT16)
+FIXED_IN_LAYER_MODE = [case for case in CASES if case.name in ALWAYS_IN_LAYER_MODE]
+TURN_IN_LAYER_MODE, CHECKS_IN_LAYER_MODE = chosen_in_layer_mode(all_checks())
 
 
 def _note(record_property, cases):
@@ -45,6 +59,27 @@ def test_contract_of_the_others(check):
     check()
 
 
+@parametrize_with_checks(FIXED_IN_LAYER_MODE, mode="layer")
+def test_contract_in_layer_mode(check):
+    """The pipeline keeps one rule of the contract where its blocks stream."""
+    check()
+
+
+@pytest.mark.rotating
+@parametrize_with_checks(TURN_IN_LAYER_MODE, mode="layer", checks=CHECKS_IN_LAYER_MODE)
+def test_contract_in_layer_mode_of_some(check, record_property):
+    """The pipeline keeps one rule of the contract where its blocks stream; each run takes some cases, in either type, and some checks."""
+    _note(record_property, TURN_IN_LAYER_MODE)
+    check()
+
+
+@pytest.mark.exhaustive
+@parametrize_with_checks([case for case in (*CASES, *BFLOAT16) if case not in FIXED_IN_LAYER_MODE], mode="layer")
+def test_contract_in_layer_mode_of_the_others(check):
+    """The pipeline keeps one rule of the contract where its blocks stream, in either type."""
+    check()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @parametrize_with_checks(CASES, exhaustive=True)
@@ -74,3 +109,13 @@ def test_rotation_takes_every_case(cases):
     assert sorted(case.name for turn in turns for case in turn) == sorted(case.name for case in cases if case.name not in ALWAYS)
     assert chosen(CASES, rotation()) == TURN
     assert {case.name for case in FIXED} == set(ALWAYS)
+
+
+def test_rotation_takes_every_check_in_layer_mode():
+    """So many turns in a row run every check once on every case, in either type, that not every run takes in mode `layer`."""
+    checks = all_checks()
+    turns = [chosen_in_layer_mode(checks, f"{number:x}") for number in range(LAYER_ROUNDS * LAYER_PARTS)]
+    found = sorted((case.name, check.__name__) for cases, some in turns for case in cases for check in some)
+    others = [case.name for case in (*CASES, *BFLOAT16) if case.name not in ALWAYS_IN_LAYER_MODE]
+    assert found == sorted((name, check.__name__) for name in others for check in checks)
+    assert {case.name for case in FIXED_IN_LAYER_MODE} == set(ALWAYS_IN_LAYER_MODE)
