@@ -164,9 +164,8 @@ class BlockResidency(ModuleResidency):
     @override
     def bind(self) -> None:
         with self._lock, unwatched():
-            if self._bundle is not None and self._bundle.formed:
-                if self.slot is not None:
-                    self._await([self.slot.ready])
+            if self._bundle is not None and self._bundle.formed and self.slot is not None:
+                self._await([self.slot.ready])
                 if self._bundle.bind():
                     self._follow()
                     return
@@ -177,9 +176,8 @@ class BlockResidency(ModuleResidency):
     def unbind(self, *, force: bool = False, copy_back: bool = False) -> None:
         with self._lock, unwatched():
             bundle = self._bundle
-            if bundle is not None and bundle.formed and bundle.bound and not (force or copy_back):
-                if self.slot is not None:
-                    self.slot.uses.update(self._uses())
+            if bundle is not None and bundle.formed and bundle.bound and self.slot is not None and not (force or copy_back):
+                self.slot.uses.update(self._uses())
                 if bundle.unbind():
                     self._follow()
                     return

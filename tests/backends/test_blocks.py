@@ -258,3 +258,44 @@ def test_a_pass_interrupted_at_every_line(stream, stride, passes):
             assert {parameter.device.type for parameter in stack.parameters()} == {"cpu"}, at
             assert torch.equal(stack(Y), want), at
             assert torch.equal(run(residency, Y), want), at
+
+
+def test_a_block_bound_to_a_copy_that_is_stale(stream):
+    """It is bound group by group, and fetched again for its next use."""
+    residency = stream()
+    for _ in range(2):  # the second time as one
+        residency.forget_copies()
+        residency.fetch()
+        residency.forget_copies()
+        block = residency.blocks[0]
+        block.bind()
+        assert block.module.up.weight.device == residency.device
+        block.unbind()
+        assert not block.current
+        with torch.no_grad():
+            assert torch.equal(run(residency, Y), Stack()(Y))
+
+
+def test_an_edit_on_the_device_that_is_told(stream):
+    """What is marked as written is copied back when the block is left, whatever its version counters say."""
+    residency = stream()
+    run(residency, Y)
+    residency.fetch()
+    residency.bind()
+    residency.ring.enter(0)
+    block = residency.blocks[0]
+    block.module.up.weight.data.fill_(2.0)
+    block.mark_written()
+    residency.ring.leave(0)
+    residency.unbind()
+    assert torch.equal(block.module.up.weight, torch.full((16, 16), 2.0))
+
+
+def test_a_slot_that_was_freed_has_no_room(stream):
+    """Nobody gets a part of memory that was given back."""
+    residency = stream()
+    run(residency, Y)
+    slot = next(iter(residency.ring.pool))
+    residency.drop()
+    with pytest.raises(RuntimeError, match="slot was freed"):
+        slot.take(None, 0, 64)

@@ -171,3 +171,14 @@ def test_slots_kept_for_nobody_go(make, device, x, allocation):
         sim.configure(fail_alloc_in=-1)
         assert len(_residency(backend, "transformer").pool) == 0
         assert torch.equal(pipe(x).cpu(), plain(x))
+
+
+def test_a_model_with_larger_blocks_within_a_block(make, device, x):
+    """The slot in which a smaller block runs stays, and is for no larger one."""
+    plain, pipe = make(), make()
+    for one in (plain, pipe):
+        block, own = one.text_encoder.blocks[1], type(one.text_encoder.blocks[1]).forward
+        block.forward = lambda y, one=one, block=block, own=own: own(block, y) + one.transformer(y)
+    with pipe.enable_omni_offload("layer", device=device), torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(pipe(x).cpu(), plain(x))
