@@ -46,7 +46,6 @@ FAST_RUNS = [
     ("wan", "casts", "between", "kept"),
     ("wan", "casts", "within", "pageable"),
     ("wan", "adapters", "within", "layers half resident"),
-    ("flux", "weights", "within", "layers"),
 ]
 
 
