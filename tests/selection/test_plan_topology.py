@@ -215,7 +215,6 @@ class TestStreamedParameters:
         assert resolve_offload_plan(pipeline, LAYER).component("dit").rest_paths == ("dit.blocks.3.layer", "dit.nothing.x")
         assert streamed_parameters(pipeline, LAYER) == {dit.blocks[index].layer.bias for index in range(3)}
 
-
     def test_modules_that_blocks_share_are_left_out(self, kit):
         dit = _dit(kit)
         dit.blocks.extend([kit.Net(), kit.Net()])
