@@ -1,6 +1,7 @@
 """Who fits on the device beside whom: evict before load, keep what the budget holds, fetch the next one ahead."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -34,6 +35,7 @@ class Room:
         self.plan = plan
         self._members = members
         self._budget = plan.config.device_memory
+        self._limit = math.inf if self._budget is None else self._budget
         self.order = UseOrder([c.path for c in plan.components if c.treatment is not Treatment.STAY])
 
     def companions(self, member: Member) -> list[Member]:
@@ -149,12 +151,10 @@ class Room:
         return self._holds([member for member in self._members.values() if member not in group], group)
 
     def _holds(self, others: Sequence[Member], group: Sequence[Member]) -> bool:
-        if self._budget is None:
-            return True
         needed = _pools(group)
         held = sum(member.owner.residency.own_device_bytes for member in others)
         held += sum(pool.nbytes for pool in _pools(others) if pool not in needed)
-        return held + sum(needed.values()) + sum(member.owner.residency.own_padded_bytes for member in group) <= self._budget
+        return held + sum(needed.values()) + sum(member.owner.residency.own_padded_bytes for member in group) <= self._limit
 
 
 def _padded(group: Sequence[Member]) -> int:

@@ -68,18 +68,18 @@ class Bundle(Binding):
 
     def _arrange(self) -> Layout:
         """Find each group's place in a slot, and what is copied from where: one copy where neighbours are neighbours in the arena."""
-        at, tensor_at, counter_at, places, runs, moved = 0, 0, 0, list[int](), list[tuple[int, int]](), list[Group]()
+        at, tensor_at, counter_at, places, runs, moved = 0, 0, 0, list[int](), list[tuple[int, int]](), list[tuple[Group, HostMaster]]()
         for group in self.groups:
             self._places[group] = (at, tensor_at, counter_at)
             places += [at + offset for offset in group.offsets]
-            if group.nbytes and moved and _displacement(moved[-1], self._places) == _displacement(group, self._places) is not None:
+            if group.nbytes and moved and _displacement(moved[-1][0], self._places) == _displacement(group, self._places) is not None:
                 runs[-1] = runs[-1][0], at + group.nbytes - runs[-1][0]
-            elif group.nbytes:
+            elif group.nbytes and group.master is not None:
                 runs.append((at, group.nbytes))
-                moved.append(group)
+                moved.append((group, group.master))
             at, tensor_at, counter_at = at + align(group.nbytes), tensor_at + len(group.tensors), counter_at + len(group.counters)
-        copies = sorted(zip(moved, runs, strict=True), key=lambda copy: copy[0].master is not None and copy[0].master.pinned)
-        self._sources = [_source(group, nbytes) for group, (_, nbytes) in copies]
+        copies = sorted(zip(moved, runs, strict=True), key=lambda copy: copy[0][1].pinned)
+        self._sources = [(_bytes_of(master, group.nbytes, nbytes), master.pinned) for (group, master), (_, nbytes) in copies]
         return Layout.of(zip(places, self._home, strict=True), [run for _, run in copies])
 
     def form(self) -> None:
@@ -200,14 +200,11 @@ def _displacement(group: Group, places: dict[Group, tuple[int, int, int]]) -> tu
     return None if master is None or master.region is None else (master.region, master.offset - places[group][0])
 
 
-def _source(group: Group, nbytes: int) -> tuple[torch.Tensor, bool]:
-    """Return what is copied: the group's bytes, or so many from there on; and whether they are pinned."""
-    master = group.master
-    if master is None:
-        raise RuntimeError("a block's weights have a host master before they travel")
-    if nbytes == group.nbytes or master.region is None:
-        return master.raw, master.pinned
-    return master.region.raw[master.offset : master.offset + nbytes], master.pinned
+def _bytes_of(master: HostMaster, own: int, nbytes: int) -> torch.Tensor:
+    """Return so many bytes from a master's first on: its own, or with those that follow it in the arena."""
+    if nbytes == own or master.region is None:
+        return master.raw
+    return master.region.raw[master.offset : master.offset + nbytes]
 
 
 class _Samples:

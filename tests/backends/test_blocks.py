@@ -299,3 +299,54 @@ def test_a_slot_that_was_freed_has_no_room(stream):
     residency.drop()
     with pytest.raises(RuntimeError, match="slot was freed"):
         slot.take(None, 0, 64)
+
+
+def test_a_pass_that_runs_is_not_begun_again(stream):
+    """Bound once more in the middle of a pass, the ring goes on with it, and the whole of it is what is expected next time."""
+    residency = stream()
+    (stack,) = residency.modules
+    run(residency, Y)
+    residency.fetch()
+    residency.bind()
+    for index in range(len(residency.ring.blocks)):
+        residency.ring.enter(index)
+        residency.ring.leave(index)
+        if index == 1:
+            residency.bind()
+    residency.unbind()
+    misses = residency.counters.misses
+    with torch.no_grad():
+        assert torch.equal(run(residency, Y), Stack()(Y))
+    assert residency.counters.misses == misses
+    assert stack.blocks[0].up.weight.device.type == "cpu"
+
+
+def test_a_weight_that_was_given_other_memory_between_passes(stream):
+    """The next pass runs on the memory that a weight of a block was given, also where the old copy waits in a slot."""
+    residency, edited = stream(), Stack()
+    (stack,) = residency.modules
+    run(residency, Y)
+    for one in (stack, edited):
+        for block in one.blocks:
+            block.up.weight.data = torch.full_like(block.up.weight, 0.125)
+    with torch.no_grad():
+        assert torch.equal(run(residency, Y), edited(Y))
+
+
+def test_whether_a_block_of_single_groups_is_bound(stream):
+    """A block whose tensors are looked at one by one is bound while it runs, as any block."""
+    residency = stream()
+    (stack,) = residency.modules
+    other = ModuleResidency(stack.blocks[0].up, residency.device, context=residency._context)
+    other.load()
+    residency.validate()
+    residency.fetch(validated=True)
+    residency.bind()
+    block = residency.ring.blocks[0]
+    assert not block.bound
+    residency.ring.enter(0)
+    assert block.bound
+    residency.ring.leave(0)
+    assert not block.bound
+    residency.unbind()
+    other.restore()
