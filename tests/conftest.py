@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+#: Objects that tests make do not come near to this number; imports do.
+_MOST_OBJECTS = 50_000
 
 #: Another package, with a test suite of its own: `packaging/test_third_party.py` runs it where it is installed.
 collect_ignore = ["third_party"]
@@ -36,6 +40,22 @@ def device():
     sim.reset_peak()
     yield device
     sim.configure(mode="threads", races="record", poison=True, capacity=0, pinned_capacity=0, fail_alloc_in=-1)
+
+
+def pytest_collection_finish():
+    """From here on garbage is looked for among what tests make, and not among all that was imported for them."""
+    _freeze()
+
+
+def pytest_runtest_logfinish():
+    """What a test imported late is left alone by those after it, too."""
+    if len(gc.get_objects()) > _MOST_OBJECTS:
+        _freeze()
+
+
+def _freeze():
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
