@@ -9,7 +9,7 @@ import torch
 
 from omni_offload.testing.observe import Target, cast_to, copied_to, device_size, tensors_in, watching
 
-__all__ = ["Recording", "Reference", "Use", "make_reference"]
+__all__ = ["Recording", "Reference", "Use", "floating_type", "make_reference"]
 
 
 @attrs.frozen
@@ -136,7 +136,7 @@ class _Recorder:
         found: dict[str, int] = {}
         for name, dtype in self._types.items():
             target, _, _ = self._given[name]
-            if _floating_type(target.module) is not dtype:
+            if floating_type(target.module) is not dtype:
                 path = self._bench.component_of(self._pipeline, target.path)
                 found[path] = max(found.get(path, 0), self._sizes[name])
         return found
@@ -153,7 +153,7 @@ class _Recorder:
         if first:
             cpu = torch.device("cpu")
             self._given[name] = (target, copied_to(args, cpu), copied_to(kwargs, cpu))
-            self._types[name] = _floating_type(target.module)
+            self._types[name] = floating_type(target.module)
             self._sizes[name] = device_size([target.module])
         result = method(*args, **kwargs)
         if first:
@@ -168,7 +168,7 @@ class _Recorder:
         self._add_other_halves()
         recordings = {}
         for name, (target, args, kwargs) in self._given.items():
-            method, device, dtype = getattr(target.module, target.method), self._bench.device, _floating_type(target.module)
+            method, device, dtype = getattr(target.module, target.method), self._bench.device, floating_type(target.module)
             if dtype is not None and dtype is not self._types.get(name, dtype):
                 args, kwargs = cast_to(args, dtype), cast_to(kwargs, dtype)  # noqa: PLW2901  (of use in no other way)
             with torch.no_grad():
@@ -185,7 +185,7 @@ class _Recorder:
             results = self._results[f"{target.path}.{other}"]
             if not results:
                 continue
-            taken = cast_to(results[0], _floating_type(target.module) or results[0].dtype)
+            taken = cast_to(results[0], floating_type(target.module) or results[0].dtype)
             try:
                 with torch.no_grad():
                     getattr(target.module, target.method)(taken.to(self._bench.device))
@@ -200,5 +200,6 @@ def _holders(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return [(name, inner) for name, inner in found if name] or found
 
 
-def _floating_type(module: torch.nn.Module) -> torch.dtype | None:
+def floating_type(module: torch.nn.Module) -> torch.dtype | None:
+    """Return the type of a module's first floating parameter; None where it has none."""
     return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)

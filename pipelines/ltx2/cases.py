@@ -63,7 +63,7 @@ def _with_statistics(vae: Any) -> Any:
 
 
 def _connectors() -> Any:
-    sizes = {"num_attention_heads": 2, "num_layers": 1, "num_learnable_registers": 8}
+    sizes = {"num_attention_heads": 2, "num_layers": 2, "num_learnable_registers": 8}
     both = {f"{kind}_connector_{name}": size for kind in ("video", "audio") for name, size in sizes.items()}
     return ready(
         LTX2TextConnectors(

@@ -8,6 +8,7 @@ where a requirement does not hold.
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -275,6 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--write writes the whole page: give no --part")
     parts = options.part or PARTS
     torch.set_num_threads(1)
+    logging.getLogger("diffusers").setLevel(logging.ERROR)  # it warns of what a comparison does on purpose
     cells = [measure_cell(ratio, share) for ratio in RATIOS for share in SHARES] if "grid" in parts else []
     placed = (
         [place(model, ratio, budget) for model in MODELS for ratio in RING_RATIOS for budget in RING_BUDGETS] if "rings" in parts else []

@@ -5,7 +5,6 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import gc
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -170,7 +169,6 @@ def compare(ratio: float, flux: Flux | None = None, *, shares: Sequence[float] =
         shares: Where our budgets lie, 0 for the least with three slots and 1 for everything.
         ways: The other ways, by name.
     """
-    logging.getLogger("diffusers").setLevel(logging.ERROR)
     return _Bench(flux or Flux(), ratio).compare(shares, ways)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from omni_offload.testing.inject import (
     refuse_allocation,
 )
 from omni_offload.testing.observe import Snapshot
+from omni_offload.testing.reference import floating_type
 
 __all__ = ["check_interrupted_call", "check_interrupted_disable", "check_interrupted_enable", "check_rollback"]
 
@@ -123,20 +124,30 @@ def check_interrupted_call(bench: Bench) -> None:
     base, pinned = bench.allocated(), bench.pinned()
     before = Snapshot(bench.components(pipeline))
     holds = code_files(pipeline)
+    types = {path: floating_type(module) for path, module in bench.components(pipeline).items() if path in bench.reference.recast}
     bench.enable(pipeline)
     lines = lines_of(lambda: bench.call(pipeline), holds)
     for number, line in enumerate(_chosen(bench, lines, _CALLS)):
         _interrupt(bench, lambda: bench.call(pipeline), line, what="a call")
         if number % 2:
+            _cast_back(bench, pipeline, types)
             bench.require_equal(bench.call(pipeline), when=f"after a call was interrupted at {line}")
             bench.require_left(pipeline, base, when=f"after a call was interrupted at {line}, and another call")
             continue
         bench.disable(pipeline)
+        _cast_back(bench, pipeline, types)
         _require_repaired(
             bench, pipeline, before, base, pinned, when=f"after a call was interrupted at {line}, and disable", attributes=False
         )
         bench.enable(pipeline)
     bench.require_equal(bench.call(pipeline), when="after interrupted calls")
+
+
+def _cast_back(bench: Bench, pipeline: Any, types: Mapping[str, torch.dtype | None]) -> None:
+    """Undo the pipeline's own casts, which an interrupt cuts short: they would be with a resident pipeline, too."""
+    components = bench.components(pipeline)
+    for path, dtype in types.items():
+        components[path].to(dtype)
 
 
 def _chosen(bench: Bench, lines: list[Line], count: int) -> list[Line]:
