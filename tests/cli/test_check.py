@@ -13,6 +13,7 @@ from rich.console import Console
 import pipelines
 from omni_offload.cli import app
 from omni_offload.cli import check as checking
+from omni_offload.config import OffloadMode
 from omni_offload.testing import CheckReport, CheckResult, Outcome, all_checks, sim
 from pipelines import PipelineEntry
 
@@ -341,7 +342,9 @@ def test_a_terminal_shows_which_check_runs():
     console = Console(force_terminal=True, width=100)
     with console.capture() as shown:
         subject = Subject(target="digits", case=pipelines.registered()["digits"].load_cases()[0])
-        run = checking._Run(subject=subject, dtype=None, mode="module", names=["check_plan"], device="sim:0", console=console, stopped=[])
+        run = checking._Run(
+            subject=subject, dtype=None, mode=OffloadMode.MODULE, names=["check_plan"], device="sim:0", console=console, stopped=[]
+        )
         sim.install()
         run.checked(exhaustive=False, seed=0)
     assert "digits: check_plan" in shown.get()
