@@ -91,10 +91,7 @@ class BlockResidency(ModuleResidency):
         """Group the tensors anew, out of the slot, if one was moved to other memory since the pass began: by a cast within a call."""
         with self._lock, unwatched():
             bundle = self._bundle
-            if bundle is not None and bundle.formed:
-                moved = not bundle.at_home()
-            else:
-                moved = not all(group.bound or group.intact() for group in self._groups or ())
+            moved = not bundle.at_home() if bundle is not None and bundle.formed else self._moved()
             if moved:
                 self.evict()
                 self._regroup()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import attrs
 import torch
 
+from omni_offload.discovery import modules_outside
 from omni_offload.plan import PlannedComponent, Treatment, streamed_blocks
 from omni_offload.residency.derived import derived_names
 from omni_offload.testing.observe import span_of
@@ -57,9 +58,12 @@ def layout_of(pipeline: object, planned: PlannedComponent, component: torch.nn.M
     """
     streams = planned.treatment is Treatment.STREAM
     blocks = dict(streamed_blocks(pipeline, planned)) if streams else {}
-    homes = {id(inner): path for path, block in blocks.items() for inner in block.modules()}
+    homes: dict[int, str] = {}
+    for path, block in blocks.items():
+        homes.update((id(inner), _REST if id(inner) in homes else path) for inner in block.modules())
     staying = {inner for path, inner in component.named_modules() if f"{planned.path}.{path}" in planned.rest_paths}
     homes.update((id(inner), _REST) for part in staying for inner in part.modules())
+    homes.update((id(inner), _REST) for inner in modules_outside(component, blocks.values()))
     sizes = dict.fromkeys((_REST, *blocks), 0)
     travelling: set[str] = set()
     for group in _groups(component, homes):

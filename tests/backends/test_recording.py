@@ -414,8 +414,8 @@ def test_the_table_has_a_line_for_each_lane(make, exact, x):
 
 def test_the_picture_shows_every_lane(make, device, x, tmp_path):
     """The PNG has the colours of the lanes that have spans, and of no other."""
-    Image = pytest.importorskip("PIL.Image")
     from matplotlib.colors import to_rgb
+    from PIL import Image
 
     from omni_offload.trace.timeline import _COLOURS, _SHADES
 
@@ -433,7 +433,6 @@ def test_the_picture_shows_every_lane(make, device, x, tmp_path):
 
 def test_an_empty_recording_is_shown_too(make, device, tmp_path):
     """A body that does nothing gives a table, a trace and a picture without spans."""
-    pytest.importorskip("matplotlib")
     with make().enable_omni_offload(device=device) as backend, backend.record() as recording:
         pass
     assert len(str(recording).splitlines()) == 1
