@@ -4,7 +4,7 @@ import string
 from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import CLIPTokenizer, GemmaTokenizer, Qwen2Tokenizer, T5Tokenizer
+from transformers import CLIPTokenizer, GemmaTokenizer, LlamaTokenizer, Qwen2Tokenizer, T5Tokenizer
 
 __all__ = [
     "CLIP_BOS",
@@ -14,12 +14,16 @@ __all__ = [
     "GEMMA_EOS",
     "GEMMA_PAD",
     "GEMMA_VOCABULARY_SIZE",
+    "LLAMA_BOS",
+    "LLAMA_EOS",
+    "LLAMA_VOCABULARY_SIZE",
     "QWEN_PAD",
     "QWEN_SPECIALS",
     "QWEN_VOCABULARY_SIZE",
     "T5_VOCABULARY_SIZE",
     "clip_tokenizer",
     "gemma_tokenizer",
+    "llama_tokenizer",
     "qwen_tokenizer",
     "t5_tokenizer",
 ]
@@ -45,11 +49,18 @@ GEMMA_PAD, GEMMA_EOS, GEMMA_BOS = range(3)
 GEMMA_VOCABULARY_SIZE = 352
 """Rows of the embedding: the vocabulary, with room at the end for the specials of a model that sees pictures."""
 
+LLAMA_BOS, LLAMA_EOS = 1, 2
+LLAMA_VOCABULARY_SIZE = 352
+"""Rows of the embedding: the vocabulary, rounded up to a multiple of 32."""
+
 _SPACE = "\u2581"
 _LETTERS = string.ascii_letters + string.digits + ".,!?'\"-:;()<>|_/#@&\n"
 
 _CHAT = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{{ part.get('text', '<|image_pad|>') }}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -88,5 +99,14 @@ def gemma_tokenizer(*, max_length: int = 512) -> Any:
     tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256)), _SPACE, *_LETTERS]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=max_length, padding_side="left")
+    tokenizer.chat_template = _CHAT
+    return tokenizer
+
+
+def llama_tokenizer(*, max_length: int = 512) -> Any:
+    """Return a Llama tokenizer with one token a letter, and one a byte for what is no letter; it pads with its end token."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), _SPACE, *_LETTERS]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = LlamaTokenizer(vocab=vocabulary, merges=[], model_max_length=max_length, pad_token="</s>", padding_side="right")
     tokenizer.chat_template = _CHAT
     return tokenizer

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from omni_offload import OffloadStateError
+from omni_offload.backends import lock as lock_module
 from omni_offload.backends.calls import current_rotation, enter_call, leave_call
 from omni_offload.backends.failures import first_error
 from omni_offload.backends.foreign import refuse_foreign_offload
@@ -184,6 +185,19 @@ def test_the_lock_lets_others_wait():
     lock.release("a")
     thread.join(5)
     assert got == [True]
+
+
+def test_who_waits_is_told(monkeypatch):
+    """A thread that waits goes on when the lock is free, not when it looks again by itself."""
+    monkeypatch.setattr(lock_module, "_LOOK_AGAIN", 60.0)
+    lock, waits, got = CallLock("p"), threading.Event(), []
+    monkeypatch.setattr(lock, "_refuse_deadlock", lambda _: waits.set())
+    lock.acquire("a")
+    thread = in_thread(lambda: (lock.acquire("b"), got.append("b"), lock.release("b")))
+    assert waits.wait(20)
+    lock.release("a")
+    thread.join(20)
+    assert got == ["b"]
 
 
 def test_a_brief_hold_is_no_call():

@@ -42,7 +42,7 @@ class Stack(nn.Module):
         self.order = list(range(DEPTH))
 
     def forward(self, x):
-        x = self.embed(x)
+        x = self.embed(x).to(self.blocks[0].weight.dtype)
         for index in self.order:
             x = self.blocks[index](x)
         return x
@@ -307,6 +307,18 @@ def test_weights_written_on_the_device_come_back(ring, kind):
         ring.run()
     ring.backend.disable()
     assert all(map(torch.equal, ring.pipe.transformer.parameters(), ring.plain.transformer.parameters()))
+
+
+def test_slots_grow_with_the_blocks(ring):
+    """Blocks that were cast to a wider type between passes take turns in slots of their new size, as many as before."""
+    for one in (ring.pipe, ring.plain):
+        one.transformer.blocks.double()
+    ring.run()
+    before, ring.block_bytes = ring.block_bytes, ring.residency.blocks[0].padded_bytes
+    pool = ring.residency.pool
+    assert ring.block_bytes == 2 * before
+    assert (len(pool), pool.nbytes) == (3, 3 * ring.block_bytes)
+    assert ring.run() == (0, DEPTH, 0)
 
 
 def test_slots_are_there_until_the_last_ring_is_gone(device):

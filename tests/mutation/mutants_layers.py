@@ -303,7 +303,7 @@ LAYERS = (
         "        return sum(block.renew() for block in self.blocks) > 0\n",
         "        return False\n",
         "weights of a block that were cast or assigned are not taken in",
-        (f"{_RING}test_weights_written_on_the_device_come_back", f"{_LAYERS}test_edits"),
+        (f"{_RING}test_slots_grow_with_the_blocks",),
     ),
     Mutant(
         "layouts-told-apart-by-size-only",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import CLIPTokenizer, GemmaTokenizer, Qwen2Tokenizer, T5Tokenizer
+from transformers import CLIPTokenizer, GemmaTokenizer, LlamaTokenizer, Qwen2Tokenizer, T5Tokenizer
 
 from pipelines.tiny import components, inputs, language, seeding, tokenizers, unets
 
@@ -14,7 +14,14 @@ BUILDERS = [
     lambda: components.clip_vision_encoder(projects=True),
     components.t5_encoder,
     components.umt5_encoder,
+    language.gemma2_encoder,
     language.gemma3_encoder,
+    language.glm_encoder,
+    language.llama_encoder,
+    lambda: language.llama_encoder(head=True),
+    language.mistral3_encoder,
+    language.qwen3_encoder,
+    lambda: language.qwen3_encoder(head=True),
     language.qwen25_vl_encoder,
     unets.unet_2d,
     unets.control_net,
@@ -66,6 +73,7 @@ def test_generators_are_fresh():
     [
         (tokenizers.clip_tokenizer, CLIPTokenizer, tokenizers.CLIP_VOCABULARY_SIZE),
         (tokenizers.gemma_tokenizer, GemmaTokenizer, tokenizers.GEMMA_VOCABULARY_SIZE),
+        (tokenizers.llama_tokenizer, LlamaTokenizer, tokenizers.LLAMA_VOCABULARY_SIZE),
         (tokenizers.qwen_tokenizer, Qwen2Tokenizer, tokenizers.QWEN_VOCABULARY_SIZE),
         (tokenizers.t5_tokenizer, T5Tokenizer, tokenizers.T5_VOCABULARY_SIZE),
     ],
