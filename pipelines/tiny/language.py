@@ -3,9 +3,9 @@
 from typing import Any
 
 from transformers import (
-    Gemma3Config,
     Gemma2Config,
     Gemma2Model,
+    Gemma3Config,
     Gemma3ForConditionalGeneration,
     GlmConfig,
     GlmModel,

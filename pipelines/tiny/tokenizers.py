@@ -107,6 +107,6 @@ def llama_tokenizer(*, max_length: int = 512) -> Any:
     """Return a Llama tokenizer with one token a letter, and one a byte for what is no letter; it pads with its end token."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), _SPACE, *_LETTERS]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = LlamaTokenizer(vocab=vocabulary, merges=[], model_max_length=max_length, pad_token="</s>", padding_side="right")
+    tokenizer = LlamaTokenizer(vocab=vocabulary, merges=[], model_max_length=max_length, pad_token=tokens[LLAMA_EOS], padding_side="right")
     tokenizer.chat_template = _CHAT
     return tokenizer
