@@ -25,7 +25,7 @@ def summarise_members(rotation: Rotation, device: torch.device) -> OffloadReport
 
 
 def summarise_residencies(residencies: Sequence[ModuleResidency], device: torch.device) -> OffloadReport:
-    """Report on the residencies that a pipeline made which drives its own offload; their peaks are added up where they overlap."""
+    """Report on the residencies that a pipeline made which drives its own offload; the peak is that of all of them together."""
     meters = {id(residency.meter): residency.meter for residency in residencies}
     return OffloadReport(
         strategy="model_level",

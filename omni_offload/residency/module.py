@@ -46,6 +46,8 @@ class ModuleResidency(ManagedTensors):
     ) -> None:
         super().__init__(module, device, pin_memory=pin_memory, name=name, context=context)
         for listener in recording.get():
+            if context is None and listener:
+                self._context.meter = listener[0].meter  # one peak of all that the pipeline makes
             listener.append(self)
 
     # ---- for pipelines that own their flow ---------------------------------------------------------------------------------

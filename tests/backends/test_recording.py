@@ -351,6 +351,33 @@ def test_a_hand_written_owner_is_recorded_too(kit, device, x):
     assert recording.peak == report.peak_device_bytes == max(kit.padded(m) for m in (pipe.text_encoder, pipe.transformer, pipe.vae))
 
 
+def test_stages_that_are_loaded_together_have_one_peak(kit, device, x):
+    """What a pipeline that drives its own offload holds at once is added up in the report, as in a recording."""
+
+    class Own(kit.Pipe):
+        def enable_omni_model_cpu_offload(self, *, device, pin_memory, use_hsdp, offload_components=None):
+            self.stages = [ModuleResidency(m, device, pin_memory=pin_memory) for m in (self.text_encoder, self.transformer)]
+
+        def disable_omni_model_cpu_offload(self):
+            for stage in self.stages:
+                stage.restore()
+
+        def __call__(self, x):
+            for stage in self.stages:
+                stage.load()
+            x = self.transformer(self.text_encoder(x.to(device)))
+            for stage in self.stages:
+                stage.offload()
+            return x
+
+    pipe = Own()
+    with pipe.enable_omni_offload(device=device, components=["dit", "text_encoder"]) as backend, torch.no_grad():
+        with backend.record() as recording:
+            pipe(x)
+        peak = backend.report().peak_device_bytes
+    assert recording.peak == peak == kit.padded(pipe.text_encoder) + kit.padded(pipe.transformer)
+
+
 def test_another_pipelines_bytes_are_not_in_the_curve(make, device, x):
     """Copies of all pipelines go through the device's one engine and are shown; bytes held are those of the recorded pipeline."""
     pipe, other = make(), make(seed=1)
