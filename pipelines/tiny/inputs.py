@@ -17,6 +17,10 @@ def picture(*, width: int = 32, height: int = 32) -> Image.Image:
 
 
 def as_tensors(result: Any) -> list[torch.Tensor]:
-    """Return what a call made: the tensors of the first field of its output."""
+    """Return what a call made: the tensors of the first field of its output; arrays and pictures become tensors."""
     value = next(iter(result.values())) if hasattr(result, "values") else result[0]
-    return [value] if isinstance(value, torch.Tensor) else list(value)
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, np.ndarray):
+        return [torch.from_numpy(value)]
+    return [torch.from_numpy(np.array(part)).float() / 255 if isinstance(part, Image.Image) else torch.as_tensor(part) for part in value]

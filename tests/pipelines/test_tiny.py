@@ -105,7 +105,22 @@ def test_picture():
 
 
 def test_outputs_as_tensors():
-    """One tensor or a list of them, in an output object or in a tuple."""
+    """One tensor or a list of them, in an output object or in a tuple; arrays and pictures are made tensors."""
     tensor = torch.ones(1)
     assert inputs.as_tensors((tensor,)) == [tensor]
     assert inputs.as_tensors({"frames": [tensor, tensor]}) == [tensor, tensor]
+    assert inputs.as_tensors((tensor.numpy(),)) == [tensor]
+    (found,) = inputs.as_tensors({"images": [inputs.picture(width=24, height=16)]})
+    assert found.shape == (16, 24, 3)
+    assert 0.9 < found.max() <= 1.0
+
+
+@pytest.mark.parametrize("quant_conv", [True, False])
+def test_an_encoding_without_spread(quant_conv):
+    """Two draws from it are equal bit for bit, and depend on the picture."""
+    with seeding.seeded(0):
+        vae = components.without_spread(components.autoencoder_kl(use_quant_conv=quant_conv))
+    with torch.no_grad():
+        drawn = [vae.encode(torch.full((1, 3, 8, 8), value)).latent_dist.sample() for value in (0.5, 0.5, -0.5)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
