@@ -8,11 +8,12 @@ import attrs
 
 from omni_offload.errors import OffloadError
 
-__all__ = ["PipelineEntry", "PipelineLookupError"]
+__all__ = ["PREFIX", "PipelineEntry", "PipelineLookupError"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_PREFIX = "Omni"
+PREFIX = "Omni"
+"""What the names of our classes begin with, before the upstream name."""
 
 
 class PipelineLookupError(OffloadError, LookupError):
@@ -56,7 +57,7 @@ class PipelineEntry:
     @property
     def upstream_name(self) -> str:
         """The name of the upstream class that it stands for; its own name where it stands for none."""
-        return self.class_name.removeprefix(_PREFIX) or self.class_name
+        return self.class_name.removeprefix(PREFIX) or self.class_name
 
     def load(self) -> type:
         """Import the class.

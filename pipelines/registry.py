@@ -2,21 +2,24 @@
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from omni_offload.errors import OffloadConfigError
 from pipelines.catalog import BUILT_IN
-from pipelines.entry import PipelineEntry, PipelineLookupError
+from pipelines.entry import PREFIX, PipelineEntry, PipelineLookupError
+from pipelines.folder import SavedPipeline, read_folder, refuse_connected
+from pipelines.hub import fetch_index, fetch_model, is_hub_name
 
 __all__ = ["GROUP", "PipelineEntry", "PipelineLookupError", "from_pipe", "from_pretrained", "get", "registered"]
 
 GROUP = "omni_offload.pipelines"
 """Entry-point group through which other packages register: each entry point loads to a `PipelineEntry`."""
 
-_INDEX = "model_index.json"
+_RUNS_CODE = ("custom_pipeline", "trust_remote_code")
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 _DTYPE_SINCE = (0, 40)
 """The diffusers that takes the first of these names; those before know the second only, those after warn of it."""
@@ -62,18 +65,49 @@ def get(name: str) -> type:
 def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
     """Load a pipeline that was saved in diffusers' format, as the registered class that stands for it.
 
+    Nothing in the folder is executed, and only safetensors are read: code, pickled weights and modules that the folder names are
+    refused before anything is loaded.
+
     Args:
-        path: A local folder with a `model_index.json`, which may name the upstream class or ours.
-        kwargs: Passed on to the class's `from_pretrained`, `dtype` under the name that the installed diffusers has for it. Nothing is
-            downloaded, unless `local_files_only=False` is given.
+        path: A local folder with a `model_index.json`, which may name the upstream class or ours; nothing is downloaded for one. Or
+            a model on the hub as `owner/model`; nothing is downloaded with `local_files_only=True`.
+        kwargs: Passed on to the class's `from_pretrained`: `variant`, `dtype` (under the name that the installed diffusers has for
+            it), components that are not to be loaded.
 
     Raises:
-        PipelineLookupError: It is no such folder, or no pipeline is registered for its class.
+        PipelineLookupError: It is no such folder or model, no pipeline is registered for its class, or it is refused.
+        OffloadConfigError: An argument would have code run or pickles read.
     """
-    folder = Path(path)
-    entry = _entry_for(_saved_class_name(folder), asked=f"the pipeline in {str(folder)!r}")
-    cls: Any = entry.load()
-    return cls.from_pretrained(folder, **{"local_files_only": True, **_as_known(kwargs)})
+    _refuse_arguments(kwargs)
+    if is_hub_name(path):
+        cls = _class_for(read_folder(fetch_index(str(path), given=kwargs)), asked=str(path))
+        folder = fetch_model(str(path), cls, given=kwargs)
+        saved = read_folder(folder)
+    else:
+        folder = Path(path)
+        saved = read_folder(folder)
+        cls = _class_for(saved, asked=f"the pipeline in {str(folder)!r}")
+    saved.refuse_what_runs(given=kwargs, variant=kwargs.get("variant"))
+    refuse_connected(folder, cls)
+    made = cls.from_pretrained(folder, **{"local_files_only": True, **_as_known(kwargs), "use_safetensors": True})
+    if folder != Path(path):
+        made.register_to_config(_name_or_path=str(path))
+    return made
+
+
+def _class_for(saved: SavedPipeline, *, asked: str) -> Any:
+    return _entry_for(saved.class_name, asked=asked, components=tuple(saved.components)).load()
+
+
+def _refuse_arguments(kwargs: Mapping[str, Any]) -> None:
+    wrong = [f"{name}={kwargs[name]!r}" for name in _RUNS_CODE if kwargs.get(name)]
+    if kwargs.get("use_safetensors", True) is not True:
+        wrong.append(f"use_safetensors={kwargs['use_safetensors']!r}")
+    if wrong:
+        raise OffloadConfigError(
+            f"from_pretrained was given {', '.join(wrong)}, but it runs no code that a model brings and reads safetensors only: leave "
+            "it out; or load the model with plain diffusers, if you trust it, and give that pipeline to from_pipe"
+        )
 
 
 def _as_known(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,12 +132,13 @@ def from_pipe(pipe: Any) -> Any:
         PipelineLookupError: No pipeline is registered for exactly this class.
     """
     upstream = type(pipe)
-    entry = _entry_for(upstream.__name__, asked=f"{upstream.__module__}.{upstream.__qualname__}")
+    name = f"{upstream.__module__}.{upstream.__qualname__}"
+    entry = _entry_for(upstream.__name__, asked=name, components=getattr(pipe, "components", ()))
     cls: Any = entry.load()
     if not issubclass(cls, upstream):
         raise PipelineLookupError(
             f"{upstream.__module__}.{upstream.__qualname__} has the name that {entry.pipeline!r} stands for, but is "
-            f"another class: its own methods would be lost. {_how_to_declare(upstream.__name__)}"
+            f"another class: its own methods would be lost. {_how_to_declare(upstream.__name__, pipe.components)}"
         )
     components = pipe.components
     config = {key: value for key, value in pipe.config.items() if key not in components}
@@ -129,33 +164,14 @@ def _source(point: EntryPoint) -> str:
     return f"package {point.dist.name!r}" if point.dist is not None else "package unknown"
 
 
-def _saved_class_name(folder: Path) -> str:
-    """Return the class name in a folder's index; refuse what is no folder of a pipeline."""
-    index = folder / _INDEX
-    if not folder.is_dir():
-        raise PipelineLookupError(f"cannot load {str(folder)!r}: it is no local folder; download the model first")
-    if not index.is_file():
-        raise PipelineLookupError(f"cannot load {str(folder)!r}: it has no {_INDEX}, so it is no saved pipeline")
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PipelineLookupError(f"cannot load {str(folder)!r}: its {_INDEX} is no JSON: {error}") from error
-    name = content.get("_class_name") if isinstance(content, dict) else None
-    if not isinstance(name, str):
-        raise PipelineLookupError(
-            f"cannot load {str(folder)!r}: the '_class_name' in its {_INDEX} must be the name of a class, not {name!r}"
-        )
-    return name
-
-
-def _entry_for(class_name: str, *, asked: str) -> PipelineEntry:
+def _entry_for(class_name: str, *, asked: str, components: Collection[str] = ()) -> PipelineEntry:
     """Return the entry of the one class that has a name or stands for it."""
     found: dict[str, PipelineEntry] = {}
     for entry in registered().values():
         if class_name in (entry.class_name, entry.upstream_name):
             found.setdefault(entry.pipeline, entry)
     if not found:
-        raise PipelineLookupError(f"no pipeline is registered for {asked}, a {class_name}. {_how_to_declare(class_name)}")
+        raise PipelineLookupError(f"no pipeline is registered for {asked}, a {class_name}. {_how_to_declare(class_name, components)}")
     if len(found) > 1:
         raise PipelineLookupError(
             f"{asked} is a {class_name}, and several classes are registered for that: {', '.join(map(repr, found))}; "
@@ -164,14 +180,19 @@ def _entry_for(class_name: str, *, asked: str) -> PipelineEntry:
     return next(iter(found.values()))
 
 
-def _how_to_declare(class_name: str) -> str:
-    upstream = class_name.removeprefix("Omni")
+def _how_to_declare(class_name: str, components: Collection[str]) -> str:
+    """Return the code that declares a pipeline class, with its components as far as they are known."""
+    from omni_offload.discovery import LISTS, WELL_KNOWN  # noqa: PLC0415  (importing this package imports no torch)
+
+    upstream = class_name.removeprefix(PREFIX)
+    lists = {"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder"], "_vae_modules": ["vae"]}
+    known = {name: [one for one in components if one in WELL_KNOWN[LISTS[name]]] for name in lists}
+    lists = known if any(known.values()) else lists
+    declared = "".join(f"        {attribute} = {json.dumps(names)}\n" for attribute, names in lists.items() if names)
     return (
         f"To declare one, write\n"
-        f"    class Omni{upstream}(OmniOffloadMixin, {upstream}):\n"
-        f'        _dit_modules = ["transformer"]\n'
-        f'        _encoder_modules = ["text_encoder"]\n'
-        f'        _vae_modules = ["vae"]\n'
+        f"    class {PREFIX}{upstream}(OmniOffloadMixin, {upstream}):\n{declared}"
         f"and register it in your package through the entry-point group {GROUP!r}:\n"
-        f'    ENTRY = PipelineEntry("my_model", pipeline="my_package.module:Omni{upstream}")'
+        f'    ENTRY = PipelineEntry("my_model", pipeline="my_package.module:{PREFIX}{upstream}")\n'
+        f"`omni-offload scaffold diffusers:{upstream} --case my_package.module:CASE` writes both, with the blocks and the entry points"
     )

@@ -16,6 +16,7 @@ import pipelines
 from omni_offload.cli.problems import InputError
 from omni_offload.errors import OffloadError
 from omni_offload.testing import PipelineCase
+from pipelines.folder import read_folder
 
 __all__ = ["Job", "is_folder", "load_folder", "make_job", "saved_dtype"]
 
@@ -24,6 +25,9 @@ _VOCABULARIES: Mapping[str, str] = {"digits": "pipelines.digits.sizes:WORDS"}
 
 _DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """By the names in a safetensors header."""
+
+_LARGEST_HEADER = 100_000_000
+"""Bytes: the format's own bound."""
 
 
 @attrs.frozen(kw_only=True)
@@ -92,14 +96,15 @@ def _of_folder(folder: Path, *, prompt: str | None, steps: int | None, seed: int
 
 
 def load_folder(folder: Path) -> Any:
-    """Load a saved pipeline in the type that most of its weights have.
+    """Load a saved pipeline in the type that most of its weights have; of one that has them in another variant only, that one.
 
     Raises:
         InputError: It cannot be loaded.
         PipelineLookupError: It is no folder of a pipeline, or no pipeline is registered for its class.
     """
     try:
-        return pipelines.from_pretrained(folder, dtype=saved_dtype(folder))
+        variant = read_folder(folder).variant()
+        return pipelines.from_pretrained(folder, dtype=saved_dtype(folder), **({} if variant is None else {"variant": variant}))
     except (OSError, ValueError) as error:
         raise error if isinstance(error, OffloadError) else InputError(f"{folder} does not load: {error}") from error
 
@@ -111,13 +116,25 @@ def saved_dtype(folder: Path) -> torch.dtype:
     """
     sizes: Counter[str] = Counter()
     for path in folder.rglob("*.safetensors"):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for entry in header.values():
+        for entry in _header(path).values():
             if (dtype := entry.get("dtype")) in _DTYPES:
                 first, last = entry["data_offsets"]
                 sizes[dtype] += last - first
     return _DTYPES[sizes.most_common(1)[0][0]] if sizes else torch.float32
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Return what a safetensors file says of its tensors.
+
+    Raises:
+        ValueError: It is no such file.
+    """
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        content = json.loads(file.read(size)) if size < _LARGEST_HEADER else None
+    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
+        raise ValueError(f"{path} is no safetensors file")
+    return content
 
 
 def _check_text(prompt: str | None) -> None:

@@ -164,9 +164,9 @@ def test_two_classes_for_one_upstream_class(install, tmp_path):
 
 
 def test_no_folder(tmp_path):
-    """What is no local folder is not looked for elsewhere."""
-    with pytest.raises(PipelineLookupError, match="cannot load 'owner/model': it is no local folder"):
-        pipelines.from_pretrained("owner/model")
+    """A path that leads to no folder is refused."""
+    with pytest.raises(PipelineLookupError, match="cannot load 'model': it is no local folder"):
+        pipelines.from_pretrained("model")
     (tmp_path / "file").touch()
     with pytest.raises(PipelineLookupError, match="no local folder"):
         pipelines.from_pretrained(tmp_path / "file")
@@ -178,20 +178,35 @@ def test_folder_without_index(tmp_path):
         pipelines.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["not json", "[]", {}, {"_class_name": ["module", "Class"]}, {"_class_name": None}])
+@pytest.mark.parametrize(
+    "content",
+    ["not json", "[]", {}, {"_class_name": ["module", "Class"]}, {"_class_name": None}, {"_class_name": "os.system"}, "[" * 10_000],
+)
 def test_bad_index(tmp_path, content):
     """An index without the name of a class is refused."""
     with pytest.raises(PipelineLookupError, match=r"cannot load .*model_index\.json"):
         pipelines.from_pretrained(save_index(tmp_path, content))
 
 
-@pytest.mark.parametrize("name", ["DDPMPipeline", "OmniDDPMPipeline"])
+@pytest.mark.parametrize("name", ["NobodysPipeline", "OmniNobodysPipeline"])
 def test_unregistered_class(tmp_path, name):
     """A class that nobody registered is refused with the code that would declare it."""
+    upstream = "NobodysPipeline"
     with pytest.raises(PipelineLookupError, match="no pipeline is registered for the pipeline in") as info:
         pipelines.from_pretrained(save_index(tmp_path, {"_class_name": name}))
-    assert "class OmniDDPMPipeline(OmniOffloadMixin, DDPMPipeline):" in str(info.value)
+    assert f"class Omni{upstream}(OmniOffloadMixin, {upstream}):" in str(info.value)
+    assert '        _dit_modules = ["transformer"]\n        _encoder_modules = ["text_encoder"]\n' in str(info.value)
     assert "'omni_offload.pipelines'" in str(info.value)
+    assert f"`omni-offload scaffold diffusers:{upstream} --case " in str(info.value)
+
+
+def test_unregistered_class_with_other_components(tmp_path):
+    """The code that would declare it lists the components that its index names."""
+    unknown = ["diffusers", "UNet2DModel"]
+    index = {"_class_name": "NobodysPipeline", "unet": unknown, "movq": unknown, "mystery": unknown, "prior": [None, None], "size": 3}
+    with pytest.raises(PipelineLookupError) as info:
+        pipelines.from_pretrained(save_index(tmp_path, index))
+    assert '        _dit_modules = ["unet"]\n        _vae_modules = ["movq"]\nand register' in str(info.value)
 
 
 def run(flux, pipeline):
@@ -311,4 +326,4 @@ def test_the_type_of_the_weights_is_passed_under_the_name_that_diffusers_takes(t
     monkeypatch.setattr(registry, "version", lambda _: installed)
     monkeypatch.setattr(pipelines.get("flux"), "from_pretrained", lambda _folder, **kwargs: asked.update(kwargs))
     pipelines.from_pretrained(save_index(tmp_path, {"_class_name": "FluxPipeline"}), **{given: torch.bfloat16})
-    assert asked == {"local_files_only": True, known: torch.bfloat16}
+    assert asked == {"local_files_only": True, "use_safetensors": True, known: torch.bfloat16}
