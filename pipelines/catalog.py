@@ -13,6 +13,10 @@ def _entry(name: str, pipeline: str, *cases: str) -> PipelineEntry:
 BUILT_IN = (
     _entry("digits", "flux.pipeline_flux:OmniFluxPipeline", "digits.cases:DIGITS"),
     _entry("flux", "flux.pipeline_flux:OmniFluxPipeline", "flux.cases:FLUX"),
+    _entry("flux2", "flux2.pipeline_flux2:OmniFlux2Pipeline", "flux2.cases:FLUX2"),
+    _entry("flux2_klein", "flux2.pipeline_flux2:OmniFlux2KleinPipeline", "flux2.cases:FLUX2_KLEIN", "flux2.cases:FLUX2_KLEIN_EDIT"),
+    _entry("flux2_klein_inpaint", "flux2.pipeline_flux2:OmniFlux2KleinInpaintPipeline", "flux2.cases:FLUX2_KLEIN_INPAINT"),
+    _entry("flux2_klein_kv", "flux2.pipeline_flux2:OmniFlux2KleinKVPipeline", "flux2.cases:FLUX2_KLEIN_KV"),
     _entry(
         "flux_controlnet",
         "flux.pipeline_controlnet:OmniFluxControlNetPipeline",

@@ -20,6 +20,10 @@ CHECKS = 65
 COUNTED = {
     "digits": 1,
     "flux": 1,
+    "flux2": 1,
+    "flux2_klein": 2,
+    "flux2_klein_inpaint": 1,
+    "flux2_klein_kv": 1,
     "flux_controlnet": 2,
     "flux_img2img": 1,
     "flux_kontext": 1,
