@@ -9,6 +9,9 @@ import pipelines
 
 CASES = [case for entry in pipelines.registered().values() for case in entry.load_cases()]
 
+#: Those of pipelines that encode prompts in a method of their own.
+ENCODING = [case for entry in pipelines.registered().values() if hasattr(entry.load(), "encode_prompt") for case in entry.load_cases()]
+
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name, scope="module")
 def case(request):
@@ -41,6 +44,7 @@ def test_same_output_as_resident(case, resident, device, keys):
     assert not on_device(pipeline)
 
 
+@pytest.mark.parametrize("case", ENCODING, ids=lambda case: case.name)
 def test_encoding_prompts_is_a_call(case, device):
     """Prompts that are encoded outside a call give the same embeddings, and leave nothing on the device."""
     pipeline = case.make_pipeline()

@@ -1,0 +1,37 @@
+"""PixArt pipelines that own their offloading: Alpha, Sigma, and Sigma with perturbed attention."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from diffusers import PixArtAlphaPipeline, PixArtSigmaPAGPipeline, PixArtSigmaPipeline
+
+from omni_offload import OffloadPlan
+from pipelines.attention import keeping_attention
+from pipelines.parts import ENTRY_POINTS, T5_PLAN, TransformerParts
+
+__all__ = ["OmniPixArtAlphaPipeline", "OmniPixArtSigmaPAGPipeline", "OmniPixArtSigmaPipeline"]
+
+
+class _PixArtParts(TransformerParts):
+    """The components of a PixArt pipeline; `text_encoder` may be None, where prompts come encoded."""
+
+    _offload_plan: ClassVar[OffloadPlan] = T5_PLAN
+
+
+class OmniPixArtAlphaPipeline(_PixArtParts, PixArtAlphaPipeline):
+    """`PixArtAlphaPipeline` that owns its offloading."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+class OmniPixArtSigmaPipeline(_PixArtParts, PixArtSigmaPipeline):
+    """`PixArtSigmaPipeline` that owns its offloading."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+class OmniPixArtSigmaPAGPipeline(_PixArtParts, PixArtSigmaPAGPipeline):
+    """`PixArtSigmaPAGPipeline` that owns its offloading; for guidance the attention of some blocks runs in two ways."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = keeping_attention(PixArtSigmaPAGPipeline, "transformer")
