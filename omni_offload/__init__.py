@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         supports_component_discovery,
         supports_model_cpu_offload,
     )
+    from omni_offload.ranks import gather_group
     from omni_offload.residency import ModuleResidency
     from omni_offload.trace import ComponentReport, HeldBytes, Lane, OffloadReport, Recording, Span
 
@@ -76,6 +77,7 @@ __all__ = [
     "Span",
     "SupportsComponentDiscovery",
     "SupportsModelCpuOffload",
+    "gather_group",
     "get_offload_backend",
     "resolve_offload_plan",
     "run_cleanup_steps",
@@ -134,6 +136,7 @@ _MODULES = {
         "supports_component_discovery",
         "supports_model_cpu_offload",
     ),
+    "omni_offload.ranks": ("gather_group",),
     "omni_offload.residency": ("ModuleResidency",),
     "omni_offload.trace": (
         "ComponentReport",
