@@ -41,6 +41,7 @@ class Bench(Subject):
         note: What the check left out, for the report.
         races: The races found in the checks so far.
         least_budget: The least `device_memory` that the pipeline takes, once a check has found it.
+        frozen: Whether the caller froze objects for the collector, which are left so; looked up once, as all are counted for it.
 
     Args:
         case: What is checked.
@@ -59,6 +60,7 @@ class Bench(Subject):
         self.note = ""
         self.races: list[str] = []
         self.least_budget: int | None = None
+        self.frozen = gc.get_freeze_count() > 0
         self._seed = seed
         self._blocks: tuple[str, ...] | None = None
         self._block_uses: tuple[Use, ...] | None = None

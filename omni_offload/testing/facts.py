@@ -26,10 +26,12 @@ class DeviceFacts:
 
     def allocated(self, *, collect: bool = True) -> int:
         """Return the allocated device bytes, once all queues are empty, and (`collect`) without what is garbage."""
-        if collect:
-            gc.collect()
         torch.accelerator.synchronize(self.device)
-        return int(torch.accelerator.memory_allocated(self.device))
+        found = int(torch.accelerator.memory_allocated(self.device))
+        if not collect or not (found or self.pinned()):  # nothing is garbage where there is nothing
+            return found
+        gc.collect()
+        return self.allocated(collect=False)
 
     def peak(self) -> int:
         """Return the most device bytes since `reset_peak`."""

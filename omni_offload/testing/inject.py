@@ -1,7 +1,6 @@
 """Faults, made on purpose: failing uses, allocations, registrations, and interrupts at a chosen line."""
 
 import dis
-import functools
 import inspect
 import sys
 from collections import Counter
@@ -172,29 +171,42 @@ def code_files(pipeline: Any) -> Callable[[str], bool]:
     return holds
 
 
-def _out_of_reach(frame: FrameType) -> bool:
-    """Whether no real interrupt lands on a line: Python looks for signals after calls and at jumps back only.
+def _out_of_reach(code: CodeType) -> frozenset[int]:
+    """Return the instructions that begin lines which no real interrupt lands on: Python looks for signals after calls and at jumps back.
 
-    That is so between the end of a `with` block's body and its `__exit__` (the line then begins with loading None three times,
-    the arguments, below a value that is returned), and at a `try:` that begins the body (which does nothing, and is not yet
-    guarded by the block).
+    That is what stands between the end of a `with` block's body and its `__exit__` (it begins with loading None three times, the
+    arguments, below a value that is returned), and a `try:` that begins the body (which does nothing, and is not yet guarded by the
+    block).
     """
-    code = frame.f_code.co_code[frame.f_lasti :: 2]
-    if code[0] == _NOP:
-        return True
-    start = 1 if code[0] == _SWAP else 0
-    return list(code[start : start + 3]) == [_LOAD_CONST] * 3
+    operations = code.co_code[::2]
+    return frozenset(2 * at for at in range(len(operations)) if _begins_out_of_reach(operations[at : at + 4]))
+
+
+def _begins_out_of_reach(operations: bytes) -> bool:
+    start = 1 if operations[0] == _SWAP else 0
+    return operations[0] == _NOP or list(operations[start : start + 3]) == [_LOAD_CONST] * 3
 
 
 @contextmanager
 def _tracing(holds: Callable[[CodeType], bool], on_line: Callable[[FrameType], None]) -> Iterator[None]:
-    def local(frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == "line" and not _out_of_reach(frame):
-            on_line(frame)
+    known: dict[int, tuple[CodeType, Any]] = {}  # by id: to hash code is to hash all that it holds
+
+    def tracer_of(code: CodeType) -> Any:
+        skipped = _out_of_reach(code)
+
+        def local(frame: FrameType, event: str, _argument: Any) -> Any:
+            if event == "line" and frame.f_lasti not in skipped:
+                on_line(frame)
+            return local
+
         return local
 
     def entered(frame: FrameType, _event: str, _argument: Any) -> Any:
-        return local if holds(frame.f_code) else None
+        code = frame.f_code
+        found = known.get(id(code))
+        if found is None:
+            found = known[id(code)] = code, tracer_of(code) if holds(code) else None
+        return found[1]
 
     former = sys.gettrace()
     sys.settrace(entered)
@@ -239,7 +251,6 @@ def interrupted_at(line: Line) -> Iterator[Landing]:
     landing = Landing()
     seen = [0]
 
-    @functools.cache
     def holds(code: CodeType) -> bool:
         return code.co_filename == line.file and any(number == line.number for _, _, number in code.co_lines())
 

@@ -183,8 +183,7 @@ def _default_settings(bench: Bench) -> Iterator[None]:
     logger = logging.getLogger("omni_offload")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # failures are made on purpose
-    frozen = gc.get_freeze_count()
-    if not frozen:
+    if not bench.frozen:
         gc.freeze()  # collections within a check look at its own objects only
     try:
         if not bench.simulated:
@@ -199,7 +198,7 @@ def _default_settings(bench: Bench) -> Iterator[None]:
             yield
         bench.races += [f"{race.message} (in {bench.check})" for race in sim.races()[known:]]
     finally:
-        if not frozen:
+        if not bench.frozen:
             gc.unfreeze()
         logger.setLevel(level)
         torch.accelerator.set_stream(stream)
