@@ -50,7 +50,8 @@ def declared_lists(source: object, problems: Problems) -> dict[str, tuple[str, .
 def validate_declarations(cls: type) -> None:
     """Check what a pipeline class declares: its lists, `_co_resident_modules` and `_offload_entry_points`.
 
-    What it leaves out is not missed here: a class may be meant for further subclassing.
+    What it leaves out is not missed here: a class may be meant for further subclassing. One that cannot be called yet, as it has
+    neither `__call__` nor `forward`, may name methods under "" that only the pipelines have which it is a part of.
 
     Args:
         cls: The pipeline class.
@@ -70,10 +71,14 @@ def validate_declarations(cls: type) -> None:
             if path and not any(f"{path}.".startswith(f"{outer}.") for outer in paths):
                 problems.about_path(f"_offload_entry_points names {path!r}, in no listed component; {nearest(path, paths)}")
     for name in entry_points.get("", ()):
-        text = method_problem(cls, name)
+        text = method_problem(cls, name) if _is_callable(cls) or hasattr(cls, name) else None
         if text:
             problems.about_path(f"_offload_entry_points[''] names {name!r}, {text}")
     problems.raise_any()
+
+
+def _is_callable(cls: type) -> bool:
+    return any(name in vars(base) for base in cls.__mro__ for name in ("__call__", "forward"))
 
 
 def declared_co_residents(source: object, problems: Problems) -> list[tuple[str, ...]]:

@@ -277,6 +277,14 @@ class TestDeclarations:
     def test_a_class_without_lists_is_for_subclassing(self):
         validate_declarations(type("Pipe", (), {"_offload_entry_points": {"vae": ("decode",)}, "_co_resident_modules": [("a", "b")]}))
 
+    def test_what_pipelines_have_in_common_names_their_methods(self):
+        """A class that cannot be called yet has no such method itself; a pipeline that extends it must have it."""
+        parts = type("Parts", (), {**self.BASE, "_offload_entry_points": {"": ("encode_prompt",)}})
+        validate_declarations(parts)
+        validate_declarations(type("Pipe", (parts,), {"__call__": print, "encode_prompt": print}))
+        with pytest.raises(ComponentPathError, match="'encode_prompt', which Pipe does not have"):
+            validate_declarations(type("Pipe", (parts,), {"__call__": print}))
+
     @pytest.mark.parametrize(
         ("fields", "hint"),
         [
@@ -286,7 +294,8 @@ class TestDeclarations:
             ({"_co_resident_modules": [("controlnt", "transformer")]}, "nearest are 'controlnet'"),
             ({"_offload_entry_points": {"vea": ("decode",)}}, "nearest are 'vae'"),
             ({"_offload_entry_points": {"vaes": ("decode",)}}, "in no listed component"),
-            ({"_offload_entry_points": {"": ("missing",)}}, "which Pipe does not have"),
+            ({"_offload_entry_points": {"": ("missing",)}, "__call__": print}, "which Pipe does not have"),
+            ({"_offload_entry_points": {"": ("missing",)}, "forward": print}, "which Pipe does not have"),
             ({"_offload_entry_points": {"": ("field",)}, "field": 3}, "which is a int"),
         ],
     )
