@@ -170,6 +170,22 @@ def test_near_the_best_of_all_placements(budget):
     assert step_time(costs, found.residents, max(found.slots, 1)) <= 1.02 * best
 
 
+@pytest.mark.parametrize("ratio", [1.0, 1.5, 2.0, 4.0])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.75])
+def test_a_unet_whose_computations_are_known(ratio, share):
+    """The levels of a UNet, which compute and weigh very differently: as fast as the best of all placements, known costs given."""
+    sizes = [42, 146, 555, 247, 385, 643, 1024, 283, 75]
+    computes = [136, 85, 79, 9, 15, 32, 189, 208, 246]
+    costs = [BlockCost(compute / 1000, ratio * size / sum(sizes), size) for size, compute in zip(sizes, computes, strict=True)]
+    least = least_bytes(costs, 3)
+    budget = least + round(share * (sum(sizes) - least))
+    found = choose_residents(costs, 3, nbytes=budget)
+    assert found.device_bytes <= budget
+    every = itertools.chain.from_iterable(itertools.combinations(range(9), count) for count in range(10))
+    best = min(step_time(costs, kept, 3) for kept in every if _bytes(sizes, kept, 3) <= budget)
+    assert step_time(costs, found.residents, 3) <= 1.005 * best
+
+
 def _bytes(sizes, kept, slots):
     streamed = [size for index, size in enumerate(sizes) if index not in kept]
     return sum(sizes[index] for index in kept) + min(slots, len(streamed)) * max(streamed, default=0)

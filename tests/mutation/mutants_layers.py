@@ -413,7 +413,7 @@ LAYERS = (
     ),
     Mutant(
         "spread-residents-lead",
-        "schedule.py",
+        "schedule/placement.py",
         "range(number) if leading else spread(sizes, number)",
         "range(number)",
         "residents at the start leave the copy engine idle",
