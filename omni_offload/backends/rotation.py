@@ -23,7 +23,7 @@ from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.config import ResidentPlacement
 from omni_offload.discovery import Problems, declared_lists, module_at
 from omni_offload.errors import ComponentPathError
-from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan, Treatment, resolve_offload_plan
+from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan, Treatment, resolve_again
 from omni_offload.residency import ModuleResidency, ResidencyContext
 
 __all__ = ["Member", "Rotation"]
@@ -152,7 +152,7 @@ class Rotation:
 
     def resolve(self) -> ResolvedOffloadPlan:
         """Return the plan of the pipeline as it is now."""
-        return resolve_offload_plan(self._pipeline(), self.plan.config)
+        return resolve_again(self._pipeline(), self.plan.config)
 
     def replan(self, plan: ResolvedOffloadPlan) -> None:
         """Go on with another plan for the same pipeline; what is managed already is left as it is."""

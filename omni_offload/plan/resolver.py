@@ -25,7 +25,7 @@ from omni_offload.plan.model import PlannedComponent, ResolvedOffloadPlan, Treat
 from omni_offload.plan.topology import Block, blocks_at, check_ownership
 from omni_offload.plan.treatment import ComponentPlanner
 
-__all__ = ["resolve_offload_plan", "streamed_blocks", "streamed_parameters"]
+__all__ = ["resolve_again", "resolve_offload_plan", "streamed_blocks", "streamed_parameters"]
 
 
 def resolve_offload_plan(pipeline: object, config: OffloadConfig) -> ResolvedOffloadPlan:
@@ -45,6 +45,15 @@ def resolve_offload_plan(pipeline: object, config: OffloadConfig) -> ResolvedOff
             stack of one block asked for, options for what does not stream, nothing to stream, no bytes to manage. Either
             way the message names every problem.
     """
+    return _resolve(pipeline, config, served=True)
+
+
+def resolve_again(pipeline: object, config: OffloadConfig) -> ResolvedOffloadPlan:
+    """As `resolve_offload_plan`, for a pipeline that is managed already and may lack components now: not all asked for need be there."""
+    return _resolve(pipeline, config, served=False)
+
+
+def _resolve(pipeline: object, config: OffloadConfig, *, served: bool) -> ResolvedOffloadPlan:
     problems = Problems(f"Offload ({config.strategy.value}) of {class_name(pipeline)}")
     components = find_components(pipeline, problems)
     plan = pipeline_plan(pipeline, problems)
@@ -53,7 +62,8 @@ def resolve_offload_plan(pipeline: object, config: OffloadConfig) -> ResolvedOff
     planner = ComponentPlanner(pipeline=pipeline, config=config, plan=plan, problems=problems)
     planned = tuple(planner.plan_component(component) for component in components)
     check_ownership(planner.blocks, problems)
-    _check_served(config, planned, problems)
+    if served:
+        _check_served(config, planned, problems)
     kept = tuple(component for component in planned if component.weight_bytes)
     groups = _co_residents(declared_co_residents(pipeline, problems), components, kept, problems)
     declared = declared_entry_points(pipeline, problems)

@@ -114,16 +114,19 @@ def where(pipe):
     return {path for path, m in modules.items() if any(t.device.type == "sim" for t in (*m.parameters(), *m.buffers()))}
 
 
+def hooked(root):
+    return [m for m in root.modules() if "_omni_hook_registry" in m.__dict__ or "forward" in m.__dict__]
+
+
 def hooks(pipe):
-    modules = [m for c in vars(pipe).values() if isinstance(c, nn.Module) for m in c.modules()]
-    return [m for m in modules if "_omni_hook_registry" in m.__dict__ or "forward" in m.__dict__]
+    return [m for c in vars(pipe).values() if isinstance(c, nn.Module) for m in hooked(c)]
 
 
 @pytest.fixture(scope="session")
 def kit():
     """Classes and helpers."""
     return types.SimpleNamespace(
-        Encoder=Encoder, Transformer=Transformer, Vae=Vae, Pipe=Pipe, Pair=Pair, padded=padded, where=where, hooks=hooks
+        Encoder=Encoder, Transformer=Transformer, Vae=Vae, Pipe=Pipe, Pair=Pair, padded=padded, where=where, hooked=hooked, hooks=hooks
     )
 
 

@@ -342,7 +342,7 @@ BACKENDS = (
     Mutant(
         "failed-replacement-kept",
         "backends/replaced.py",
-        "    except BaseException:\n        _give_up(rotation, planned.path)\n        raise",
+        "    except BaseException:\n        _give_up(rotation, changed)\n        hooks.renew()\n        raise",
         "    except BaseException:\n        raise",
         "a replacement that cannot be managed is half managed",
         ("tests/backends/test_shared.py::test_a_replacement_larger_than_the_budget",),
@@ -350,8 +350,8 @@ BACKENDS = (
     Mutant(
         "replaced-component-not-given-up",
         "backends/replaced.py",
-        "    for planned in changed:\n        _give_up(rotation, planned.path)\n",
-        "",
+        "    _give_up(rotation, changed)\n    hooks.renew()  # first",
+        "    hooks.renew()  # first",
         "the component that was taken out stays on the device, pinned",
         ("tests/backends/test_shared.py::test_a_component_set_to_none_is_given_up",),
     ),
