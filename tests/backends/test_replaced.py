@@ -117,6 +117,20 @@ def test_one_model_and_several(make, model, x, device, mode, kit):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_component_that_stays_on_the_device(make, kit, x, device, mode):
+    """What is put in its place is brought there by the next call, and the former one to the host."""
+    pipe = make()
+    former, pipe.text_encoder = pipe.text_encoder, kit.Encoder().requires_grad_(False)
+    expected, new, pipe.text_encoder = pipe(x), pipe.text_encoder, former
+    pipe.enable_omni_offload(mode, device=device, components=["dit"])
+    pipe.text_encoder = new
+    assert torch.equal(pipe(x).cpu(), expected)
+    assert kit.where(pipe) == {"text_encoder", "vae"}
+    assert former.proj.weight.device.type == "cpu"
+    pipe.disable_omni_offload()
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_model_without_weights(make, model, x, device, mode):
     """It takes part without effect, and the one after it is managed as ever; also as the only one that would stream."""
     pipe = make()
