@@ -157,6 +157,33 @@ def check(  # noqa: PLR0913  (options of a command line)
         raise typer.Exit(_FAILED)
 
 
+@app.command()
+def audit(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET|MODULE:CASE...",
+            help="Registered pipelines (all their cases), local folders with saved ones, or PipelineCases of importable modules; a case "
+            "may make a plain upstream pipeline.",
+        ),
+    ],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for all cases.")] = False,
+) -> None:
+    """Run a call and list what no declaration covers: reads of weights, components and stacks of blocks.
+
+    It needs no accelerator. The exit status is 1 where something is to be declared.
+    """
+    from omni_offload.cli.audit import audits_json, run_audits, show_audit
+
+    console = _console()
+    reports = run_audits(targets, each=(lambda _: None) if as_json else (lambda report: show_audit(report, console)))
+    if as_json:
+        _write(audits_json(reports))
+    if not all(report.clean for report in reports):
+        raise typer.Exit(_FAILED)
+
+
 def _refuse(error: BaseException | str) -> int:
     sys.stderr.write(f"{PROGRAM}: {one_line(error)}\n")
     return BAD_INPUT

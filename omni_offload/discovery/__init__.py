@@ -1,6 +1,13 @@
 """The components of a pipeline: declared as dotted paths, or found by well-known names."""
 
-from omni_offload.discovery.components import WELL_KNOWN, Component, discover_components, find_components, refuse_meta
+from omni_offload.discovery.components import (
+    WELL_KNOWN,
+    Component,
+    discover_components,
+    find_components,
+    find_unlisted,
+    refuse_meta,
+)
 from omni_offload.discovery.declarations import (
     LISTS,
     declared_co_residents,
@@ -27,6 +34,7 @@ __all__ = [
     "find_components",
     "find_entry_points",
     "find_module",
+    "find_unlisted",
     "is_path",
     "module_at",
     "modules_in",

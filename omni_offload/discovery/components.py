@@ -13,7 +13,7 @@ from omni_offload.discovery.problems import Problems, class_name
 from omni_offload.errors import OffloadStateError
 from omni_offload.protocols import supports_component_discovery
 
-__all__ = ["WELL_KNOWN", "Component", "discover_components", "find_components", "refuse_meta"]
+__all__ = ["WELL_KNOWN", "Component", "discover_components", "find_components", "find_unlisted", "refuse_meta"]
 
 WELL_KNOWN: dict[str, tuple[str, ...]] = {
     "encoder": (
@@ -123,8 +123,24 @@ def _check_nesting(found: Mapping[int, Component], problems: Problems) -> None:
 
 
 def _check_unlisted(pipeline: object, paths: Iterable[str], found: Mapping[int, Component], problems: Problems) -> None:
-    managed = {id(p) for component in found.values() if component.module is not None for p in component.module.parameters()}
-    search = _Unlisted(listed=set(found), managed=managed)
+    modules = [component.module for component in found.values() if component.module is not None]
+    for name, text in find_unlisted(pipeline, paths, modules).items():
+        problems.about_path(f"{name!r} {text} and stands in no list; add it to one of {', '.join(LISTS)}")
+
+
+def find_unlisted(pipeline: object, paths: Iterable[str], components: Iterable[nn.Module]) -> dict[str, str]:
+    """Find what holds parameters outside all components.
+
+    Args:
+        pipeline: The pipeline.
+        paths: The listed paths.
+        components: The modules that they lead to.
+
+    Returns:
+        Path -> what it holds; modules that hold a component, and the pipeline itself, only where they hold parameters of their own.
+    """
+    modules = list(components)
+    search = _Unlisted(listed={id(module) for module in modules}, managed={id(p) for module in modules for p in module.parameters()})
     if isinstance(pipeline, nn.Module):
         search.add_own("", pipeline)
     search.add_children("", pipeline)
@@ -135,8 +151,7 @@ def _check_unlisted(pipeline: object, paths: Iterable[str], found: Mapping[int, 
             holder = getattr(holder, part, None)
             if holder is not None and not isinstance(holder, nn.Module):
                 search.add_children(".".join(parts[:depth]), holder)
-    for name, text in search.found.items():
-        problems.about_path(f"{name!r} {text} and stands in no list; add it to one of {', '.join(LISTS)}")
+    return search.found
 
 
 @attrs.define(kw_only=True)

@@ -9,6 +9,7 @@
 Importing it imports no pytest and builds nothing.
 """
 
+from omni_offload.testing.audit import AuditReport, Finding, HostRead, audit_pipeline
 from omni_offload.testing.bench import Bench, NotRun
 from omni_offload.testing.case import PipelineCase
 from omni_offload.testing.frontends import PipelineContractTests, parametrize_with_checks
@@ -16,14 +17,18 @@ from omni_offload.testing.report import CheckReport, CheckResult, Outcome
 from omni_offload.testing.runner import all_checks, check_pipeline
 
 __all__ = [
+    "AuditReport",
     "Bench",
     "CheckReport",
     "CheckResult",
+    "Finding",
+    "HostRead",
     "NotRun",
     "Outcome",
     "PipelineCase",
     "PipelineContractTests",
     "all_checks",
+    "audit_pipeline",
     "check_pipeline",
     "parametrize_with_checks",
 ]
