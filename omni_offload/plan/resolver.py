@@ -22,6 +22,7 @@ from omni_offload.discovery import (
 )
 from omni_offload.plan.declared import check_plan, pipeline_plan
 from omni_offload.plan.model import PlannedComponent, ResolvedOffloadPlan, Treatment
+from omni_offload.plan.shared import keep_shared
 from omni_offload.plan.topology import Block, blocks_at, check_ownership
 from omni_offload.plan.treatment import ComponentPlanner
 
@@ -60,7 +61,7 @@ def _resolve(pipeline: object, config: OffloadConfig, *, served: bool) -> Resolv
     check_plan(pipeline, plan, components, problems)
     _check_initialised(components, problems)
     planner = ComponentPlanner(pipeline=pipeline, config=config, plan=plan, problems=problems)
-    planned = tuple(planner.plan_component(component) for component in components)
+    planned = keep_shared(pipeline, components, [planner.plan_component(component) for component in components])
     check_ownership(planner.blocks, problems)
     if served:
         _check_served(config, planned, problems)

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["weight_bytes"]
+__all__ = ["has_address", "plain_tensors", "weight_bytes"]
 
 
 def weight_bytes(module: nn.Module) -> int:
@@ -25,11 +25,11 @@ def weight_bytes(module: nn.Module) -> int:
     """
     spans: dict[torch.device, list[tuple[int, int]]] = {}
     total = 0
-    plain = {id(inner): inner for tensor in chain(module.parameters(), module.buffers()) for inner in _plain(tensor)}
+    plain = {id(inner): inner for tensor in chain(module.parameters(), module.buffers()) for inner in plain_tensors(tensor)}
     for tensor in plain.values():
         if is_lazy(tensor):
             continue
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or isinstance(tensor, FakeTensor):
+        if not has_address(tensor):
             total += tensor.numel() * tensor.element_size()
         elif tensor.numel():
             start = tensor.data_ptr()
@@ -43,10 +43,16 @@ def weight_bytes(module: nn.Module) -> int:
     return total
 
 
-def _plain(tensor: Any) -> Iterator[Tensor]:
+def has_address(tensor: Tensor) -> bool:
+    """Whether a plain tensor's bytes have an address: not those of one that is sparse, nested, fake or on the meta device."""
+    return tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_nested or isinstance(tensor, FakeTensor))
+
+
+def plain_tensors(tensor: Any) -> Iterator[Tensor]:
+    """Yield the tensors that hold the bytes of one: itself, or the inner ones of a wrapper subclass."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
     names, _ = tensor.__tensor_flatten__()
     for name in names:
-        yield from _plain(getattr(tensor, name))
+        yield from plain_tensors(getattr(tensor, name))

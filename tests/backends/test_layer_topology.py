@@ -215,3 +215,60 @@ def test_a_component_that_is_a_compiled_module(device):
             raise TypeError("it has no length")
 
     _check(device, lambda: _pipe(_plan("blocks"), model=Unasked), ["blocks.0", "blocks.2"])
+
+
+class Borrowing(nn.Module):
+    """A model that runs two of another one's blocks between its own."""
+
+    def __init__(self, lender):
+        super().__init__()
+        self.blocks = nn.ModuleList(_net() for _ in range(3))
+        self.borrowed = nn.ModuleList(lender.blocks[:2])
+
+    def forward(self, x):
+        for block in (self.blocks[0], *self.borrowed, *self.blocks[1:]):
+            x = x + block(x)
+        return x
+
+
+class Lender(nn.Module):
+    """A model of five blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_net() for _ in range(5))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize("together", [(), (("controlnet", "transformer"),)], ids=["in turn", "together"])
+@pytest.mark.parametrize("slots", [2, 3])
+def test_blocks_of_two_models(device, together, slots):
+    """Two models that run the same blocks give what they give without offload: these blocks stay with the rest of each."""
+
+    class Two(OmniOffloadMixin):
+        _encoder_modules = _vae_modules = ()
+        _dit_modules = ("controlnet", "transformer")
+        _co_resident_modules = together
+        _offload_plan = OffloadPlan(block_attrs={"controlnet": ("blocks",), "transformer": ("blocks",)})
+
+        def __init__(self):
+            torch.manual_seed(0)
+            self.transformer = Lender().requires_grad_(requires_grad=False)
+            self.controlnet = Borrowing(self.transformer).requires_grad_(requires_grad=False)
+
+        def __call__(self, x):
+            for _ in range(3):
+                x = self.transformer(x + self.controlnet(x))
+            return x
+
+    pipeline, x = Two(), torch.linspace(-1, 1, WIDTH).reshape(1, WIDTH)
+    expected = pipeline(x)
+    with pipeline.enable_omni_offload("layer", device=device, slots=slots):
+        for _ in range(2):
+            assert torch.equal(pipeline(x.to(device)).cpu(), expected)
+    assert sim.allocated() == 0
+    assert torch.equal(pipeline(x), expected)

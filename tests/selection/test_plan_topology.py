@@ -199,6 +199,56 @@ class TestMistakes:
             streamed_blocks(pipeline, component)
 
 
+class TestWeightsOfSeveralComponents:
+    """What a streamed block has in common with another component stays with the rest."""
+
+    @staticmethod
+    def _resolved(kit, change):
+        """Return the plan of two DiTs, after a change of both."""
+        dit, other = _dit(kit), _dit(kit)
+        change(dit, other)
+        plan = OffloadPlan(block_attrs={"dit": ("blocks",)})
+        return resolve_offload_plan(_pipeline(kit, dit, plan, other=other), LAYER)
+
+    def test_a_block(self, kit):
+        def change(dit, other):
+            other.single = dit.blocks[1]
+
+        found = self._resolved(kit, change)
+        assert found.component("dit").rest_paths == ("dit.blocks.1",)
+        assert found.component("other").rest_paths == ()
+
+    def test_a_part_of_a_block(self, kit):
+        def change(dit, other):
+            dit.blocks[0].more = kit.Net()
+            other.single = dit.blocks[0].more
+
+        assert self._resolved(kit, change).component("dit").rest_paths == ("dit.blocks.0.more",)
+
+    def test_one_weight_beside_others(self, kit):
+        def change(dit, other):
+            other.single.layer.bias = dit.blocks[1].layer.bias
+
+        assert self._resolved(kit, change).component("dit").rest_paths == ("dit.blocks.1.layer",)
+
+    def test_bytes_of_another_weight(self, kit):
+        def change(dit, other):
+            other.single.layer.weight = nn.Parameter(dit.blocks[0].layer.weight.detach(), requires_grad=False)
+
+        assert self._resolved(kit, change).component("dit").rest_paths == ("dit.blocks.0.layer",)
+
+    def test_weights_without_an_address(self, kit):
+        def change(dit, other):
+            for one in (dit, other):
+                one.to("meta")
+            other.single.layer.bias = dit.blocks[1].layer.bias
+
+        assert self._resolved(kit, change).component("dit").rest_paths == ("dit.blocks.1.layer",)
+
+    def test_nothing_in_common(self, kit):
+        assert self._resolved(kit, lambda *_: None).component("dit").rest_paths == ()
+
+
 class TestStreamedParameters:
     def test_they_are_those_of_the_blocks(self, kit):
         pipeline = _pipeline(kit, _dit(kit), OffloadPlan(block_attrs={"dit": ("blocks",)}))
