@@ -186,7 +186,7 @@ def test_the_pipelines_own_use_wants_a_context():
                 return super().decode(z)
 
     (finding,) = audit(Mixing).findings
-    assert finding.item is None
+    assert finding.item == Item("context", "vae", "decode")
     assert finding.tensors == ("vae.mean",)
     assert finding.line.startswith('with self.on_device("vae"): around the use in Mixing.decode (test_audit.py:')
     assert audit(Covered).clean
@@ -358,7 +358,7 @@ def test_a_block_is_away_unless_it_runs():
 def test_a_parameter_of_a_block_itself_cannot_stay_without_it():
     """There is no module to name then: the block is to be left out."""
     (finding,) = audit(with_denoiser(Scaling)).findings
-    assert finding.item is None
+    assert finding.item == Item("whole", "transformer.blocks.1")
     assert "one by one, and without 'transformer.blocks.1'" in finding.line
     plan = OffloadPlan(block_attrs={"transformer": ("blocks.0", "blocks.2")})
     assert audit(with_denoiser(Scaling, plan)).clean

@@ -17,9 +17,10 @@ class Item:
     """One thing that is declared, or should be.
 
     Args:
-        kind: "component", "entry point", "call", "stack" or "rest".
-        path: The component, the module with the entry point, the stack or the module in a block; "" for a call.
-        method: Of an entry point or a call.
+        kind: "component", "entry point", "call", "stack", "rest", or what has no list: "context", a method of the pipeline that is to
+            have a component on the device, and "whole", a block that is to be no block.
+        path: The component, the module with the entry point, the stack, the block or the module in one; "" for a call.
+        method: Of an entry point, a call or a context.
     """
 
     kind: str

@@ -76,15 +76,16 @@ class Advice:
         part = read.weight.part
         method = method_in(part, read.place.steps)
         if method is None:
-            return None, self._context(part, read.place)
+            return self._context(part, read.place)
         path, name = method
         names = dict.fromkeys((*self.declared.entry_points.get(path, ()), name))
         return Item("entry point", path, name), f'_offload_entry_points = {{"{path}": {_tuple(names)}}}'
 
-    def _context(self, part: Part, place: Place) -> str:
+    def _context(self, part: Part, place: Place) -> tuple[Item | None, str]:
         step = place.by_pipeline(self.pipeline)
         code = f"{step} ({step.where})" if step is not None else place.where
-        return f'with self.on_device("{part.path}"): around the use in {code}'
+        item = Item("context", part.path, step.method) if step is not None else None
+        return item, f'with self.on_device("{part.path}"): around the use in {code}'
 
     def _cover_block(self, read: StrayRead) -> tuple[Item | None, str]:
         """Return what keeps a weight in a block with the rest: its module, or the block as a whole."""
@@ -97,7 +98,7 @@ class Advice:
             item = Item("rest", f"{path}.{holder}")
             return item, f"OffloadPlan(rest_submodules={_strings(sorted({*self.declared.plan.rest_submodules, item.path}))})"
         field = "block_attrs" if part.kind == "dit" else "encoder_block_attrs"
-        return None, f"OffloadPlan({field}=...) with the blocks of {part.path!r} one by one, and without {path!r}"
+        return Item("whole", path), f"OffloadPlan({field}=...) with the blocks of {part.path!r} one by one, and without {path!r}"
 
     def on_stacks(self) -> Iterator[Finding]:
         """Yield every repeated stack of denoisers and encoders that is not declared."""

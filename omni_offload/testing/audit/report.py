@@ -15,7 +15,7 @@ class Finding:
     """One thing that no declaration covers.
 
     Attributes:
-        item: What is to be declared; None where the code has to change instead.
+        item: What is to be declared, or to be done by code; None where neither helps.
         component: The component.
         problem: What was found.
         tensors: The weights that were read, by their full names.
