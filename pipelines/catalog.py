@@ -11,6 +11,14 @@ def _entry(name: str, pipeline: str, *cases: str) -> PipelineEntry:
 
 
 BUILT_IN = (
+    _entry("cogvideox", "cogvideox.pipeline_cogvideox:OmniCogVideoXPipeline", "cogvideox.cases:COGVIDEOX"),
+    _entry(
+        "cogvideox_fun_control",
+        "cogvideox.pipeline_cogvideox:OmniCogVideoXFunControlPipeline",
+        "cogvideox.cases:COGVIDEOX_FUN_CONTROL",
+    ),
+    _entry("cogvideox_i2v", "cogvideox.pipeline_cogvideox:OmniCogVideoXImageToVideoPipeline", "cogvideox.cases:COGVIDEOX_IMAGE_TO_VIDEO"),
+    _entry("cogvideox_v2v", "cogvideox.pipeline_cogvideox:OmniCogVideoXVideoToVideoPipeline", "cogvideox.cases:COGVIDEOX_VIDEO_TO_VIDEO"),
     _entry("digits", "flux.pipeline_flux:OmniFluxPipeline", "digits.cases:DIGITS"),
     _entry("flux", "flux.pipeline_flux:OmniFluxPipeline", "flux.cases:FLUX"),
     _entry("flux2", "flux2.pipeline_flux2:OmniFlux2Pipeline", "flux2.cases:FLUX2"),
@@ -25,7 +33,13 @@ BUILT_IN = (
     ),
     _entry("flux_img2img", "flux.pipeline_flux:OmniFluxImg2ImgPipeline", "flux.cases:FLUX_IMG2IMG"),
     _entry("flux_kontext", "flux.pipeline_flux:OmniFluxKontextPipeline", "flux.cases:FLUX_KONTEXT"),
+    _entry("ltx", "ltx.pipeline_ltx:OmniLTXPipeline", "ltx.cases:LTX"),
     _entry("ltx2", "ltx2.pipeline_ltx2:OmniLTX2Pipeline", "ltx2.cases:LTX2"),
+    _entry("ltx_condition", "ltx.pipeline_ltx:OmniLTXConditionPipeline", "ltx.cases:LTX_CONDITION"),
+    _entry("ltx_i2v", "ltx.pipeline_ltx:OmniLTXImageToVideoPipeline", "ltx.cases:LTX_IMAGE_TO_VIDEO"),
+    _entry("ltx_latent_upsample", "ltx.pipeline_ltx:OmniLTXLatentUpsamplePipeline", "ltx.cases:LTX_LATENT_UPSAMPLE"),
+    _entry("lucy_edit", "wan.pipeline_wan:OmniLucyEditPipeline", "wan.cases_video:LUCY_EDIT"),
+    _entry("mochi", "mochi.pipeline_mochi:OmniMochiPipeline", "mochi.cases:MOCHI"),
     _entry("pixart_alpha", "pixart.pipeline_pixart:OmniPixArtAlphaPipeline", "pixart.cases:ALPHA"),
     _entry("pixart_sigma", "pixart.pipeline_pixart:OmniPixArtSigmaPipeline", "pixart.cases:SIGMA"),
     _entry("pixart_sigma_pag", "pixart.pipeline_pixart:OmniPixArtSigmaPAGPipeline", "pixart.cases:SIGMA_PAG"),
@@ -38,6 +52,27 @@ BUILT_IN = (
     _entry("sd3", "sd3.pipeline_sd3:OmniStableDiffusion3Pipeline", "sd3.cases:SD3"),
     _entry("sdxl", "sdxl.pipeline_sdxl:OmniStableDiffusionXLPipeline", "sdxl.cases:TEXT_TO_IMAGE", "sdxl.cases:TEXT_TO_IMAGE_FP16"),
     _entry("sdxl_img2img", "sdxl.pipeline_sdxl:OmniStableDiffusionXLImg2ImgPipeline", "sdxl.cases:IMG2IMG_FP16"),
+    _entry("skyreels_v2", "skyreels_v2.pipeline_skyreels_v2:OmniSkyReelsV2Pipeline", "skyreels_v2.cases:SKYREELS_V2"),
+    _entry(
+        "skyreels_v2_forcing",
+        "skyreels_v2.pipeline_skyreels_v2:OmniSkyReelsV2DiffusionForcingPipeline",
+        "skyreels_v2.cases:SKYREELS_V2_FORCING",
+    ),
+    _entry(
+        "skyreels_v2_forcing_i2v",
+        "skyreels_v2.pipeline_skyreels_v2:OmniSkyReelsV2DiffusionForcingImageToVideoPipeline",
+        "skyreels_v2.cases:SKYREELS_V2_FORCING_IMAGE_TO_VIDEO",
+    ),
+    _entry(
+        "skyreels_v2_forcing_v2v",
+        "skyreels_v2.pipeline_skyreels_v2:OmniSkyReelsV2DiffusionForcingVideoToVideoPipeline",
+        "skyreels_v2.cases:SKYREELS_V2_FORCING_VIDEO_TO_VIDEO",
+    ),
+    _entry(
+        "skyreels_v2_i2v",
+        "skyreels_v2.pipeline_skyreels_v2:OmniSkyReelsV2ImageToVideoPipeline",
+        "skyreels_v2.cases:SKYREELS_V2_IMAGE_TO_VIDEO",
+    ),
     _entry("stable_audio", "stable_audio.pipeline_stable_audio:OmniStableAudioPipeline", "stable_audio.cases:STABLE_AUDIO"),
     _entry(
         "stable_diffusion",
@@ -64,5 +99,7 @@ BUILT_IN = (
     ),
     _entry("wan", "wan.pipeline_wan:OmniWanPipeline", "wan.cases:WAN_2_1", "wan.cases:WAN_2_2", "wan.cases:WAN_2_2_TI2V"),
     _entry("wan_i2v", "wan.pipeline_wan_i2v:OmniWanImageToVideoPipeline", "wan.cases:WAN_2_1_I2V", "wan.cases:WAN_2_2_I2V"),
+    _entry("wan_v2v", "wan.pipeline_wan:OmniWanVideoToVideoPipeline", "wan.cases_video:WAN_VIDEO_TO_VIDEO"),
+    _entry("wan_vace", "wan.pipeline_wan:OmniWanVACEPipeline", "wan.cases_video:WAN_VACE"),
 )
 """Upstream class names are taken from the class names here, so that no class is loaded to find one."""

@@ -4,62 +4,25 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from diffusers import (
-    AutoencoderKLWan,
-    FlowMatchEulerDiscreteScheduler,
-    UniPCMultistepScheduler,
-    WanTransformer3DModel,
-)
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
 from omni_offload.testing import PipelineCase
 from pipelines.tiny.components import (
     TEXT_WIDTH,
     clip_image_processor,
     clip_vision_encoder,
-    ready,
     umt5_encoder,
 )
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import t5_tokenizer
+from pipelines.tiny.videos import WAN_LATENT_CHANNELS, autoencoder_wan, wan_transformer
 from pipelines.wan.pipeline_wan import OmniWanPipeline
 from pipelines.wan.pipeline_wan_i2v import OmniWanImageToVideoPipeline
 
 __all__ = ["WAN_2_1", "WAN_2_1_I2V", "WAN_2_2", "WAN_2_2_I2V", "WAN_2_2_TI2V"]
 
-_LATENT_CHANNELS = 4
-_PICTURE_CHANNELS = 3 * _LATENT_CHANNELS  # noise, mask (one channel for each of four frames) and the encoded picture
-
-
-def _vae(**settings: Any) -> Any:
-    defaults = {
-        "base_dim": 4,
-        "z_dim": _LATENT_CHANNELS,
-        "dim_mult": [1, 2, 2, 2],
-        "num_res_blocks": 1,
-        "temperal_downsample": [False, True, True],
-        "latents_mean": [0.1, -0.2, 0.3, -0.4],
-        "latents_std": [1.5, 0.75, 2.0, 1.25],
-    }
-    return ready(AutoencoderKLWan(**{**defaults, **settings}))
-
-
-def _transformer(*, in_channels: int = _LATENT_CHANNELS, **settings: Any) -> Any:
-    return ready(
-        WanTransformer3DModel(
-            patch_size=(1, 2, 2),
-            num_attention_heads=2,
-            attention_head_dim=12,
-            in_channels=in_channels,
-            out_channels=_LATENT_CHANNELS,
-            text_dim=TEXT_WIDTH,
-            freq_dim=32,
-            ffn_dim=48,
-            num_layers=4,
-            rope_max_seq_len=64,
-            **settings,
-        )
-    )
+_PICTURE_CHANNELS = 3 * WAN_LATENT_CHANNELS  # noise, mask (one channel for each of four frames) and the encoded picture
 
 
 def _text_to_video(**parts: Any) -> OmniWanPipeline:
@@ -67,7 +30,7 @@ def _text_to_video(**parts: Any) -> OmniWanPipeline:
         tokenizer=t5_tokenizer(),
         text_encoder=umt5_encoder(layers=2),
         scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
-        transformer=_transformer(),
+        transformer=wan_transformer(),
         **parts,
     )
 
@@ -76,22 +39,22 @@ def _image_to_video(**parts: Any) -> OmniWanImageToVideoPipeline:
     return OmniWanImageToVideoPipeline(
         tokenizer=t5_tokenizer(),
         text_encoder=umt5_encoder(layers=2),
-        vae=_vae(),
+        vae=autoencoder_wan(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         **parts,
     )
 
 
 def _wan_2_1() -> OmniWanPipeline:
-    return _text_to_video(vae=_vae())
+    return _text_to_video(vae=autoencoder_wan())
 
 
 def _wan_2_2() -> OmniWanPipeline:
-    return _text_to_video(vae=_vae(), transformer_2=_transformer(), boundary_ratio=0.875)
+    return _text_to_video(vae=autoencoder_wan(), transformer_2=wan_transformer(), boundary_ratio=0.875)
 
 
 def _wan_2_2_ti2v() -> OmniWanPipeline:
-    vae = _vae(
+    vae = autoencoder_wan(
         is_residual=True,
         patch_size=2,
         in_channels=12,
@@ -106,14 +69,14 @@ def _wan_2_1_i2v() -> OmniWanImageToVideoPipeline:
     return _image_to_video(
         image_processor=clip_image_processor(),
         image_encoder=clip_vision_encoder(layers=2),
-        transformer=_transformer(in_channels=_PICTURE_CHANNELS, image_dim=TEXT_WIDTH, added_kv_proj_dim=24, pos_embed_seq_len=None),
+        transformer=wan_transformer(in_channels=_PICTURE_CHANNELS, image_dim=TEXT_WIDTH, added_kv_proj_dim=24, pos_embed_seq_len=None),
     )
 
 
 def _wan_2_2_i2v() -> OmniWanImageToVideoPipeline:
     return _image_to_video(
-        transformer=_transformer(in_channels=_PICTURE_CHANNELS),
-        transformer_2=_transformer(in_channels=_PICTURE_CHANNELS),
+        transformer=wan_transformer(in_channels=_PICTURE_CHANNELS),
+        transformer_2=wan_transformer(in_channels=_PICTURE_CHANNELS),
         boundary_ratio=0.9,
     )
 

@@ -1,41 +1,46 @@
-"""`OmniWanPipeline`: declares what a Wan text-to-video pipeline is made of, and inherits the rest."""
+"""Wan pipelines that own their offloading: from text, from a video, editing a video, by a video that controls."""
 
-import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from diffusers import WanPipeline
+import attrs
+from diffusers import LucyEditPipeline, WanPipeline, WanVACEPipeline, WanVideoToVideoPipeline
 
-from omni_offload import OffloadPlan, OmniOffloadMixin
+from omni_offload import OffloadPlan
+from pipelines.leftovers import leaving_nothing
+from pipelines.parts import ENTRY_POINTS
+from pipelines.wan.parts import PLAN_OF_TWO, WanParts, WanPartsOfTwo
 
-__all__ = ["OmniWanPipeline"]
+__all__ = ["OmniLucyEditPipeline", "OmniWanPipeline", "OmniWanVACEPipeline", "OmniWanVideoToVideoPipeline"]
+
+_CONTROLLED = ("vace_blocks", "blocks")
+"""The blocks that see the control video run first, all of them."""
 
 
-class OmniWanPipeline(OmniOffloadMixin, WanPipeline):
-    """`WanPipeline` that owns its offloading.
+class OmniWanPipeline(WanPartsOfTwo, WanPipeline):
+    """`WanPipeline` that owns its offloading; Wan 2.1 and Wan 2.2's small model have one DiT, Wan 2.2 has two."""
 
-    Wan 2.1 and Wan 2.2's small model have one DiT; Wan 2.2 has two, of which `transformer` takes the noisy steps and
-    `transformer_2` the others. The VAE enters its decoder once a latent frame, so `decode` as a whole is the work.
-    """
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = leaving_nothing(WanPipeline)
 
-    _dit_modules: ClassVar[list[str]] = ["transformer", "transformer_2"]
-    _encoder_modules: ClassVar[list[str]] = ["text_encoder"]
-    _vae_modules: ClassVar[list[str]] = ["vae"]
 
-    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
-        block_attrs={"transformer": ("blocks",), "transformer_2": ("blocks",)},
-        encoder_block_attrs={"text_encoder": ("encoder.block",)},
-    )
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "vae": ("encode", "decode"),
-        "": ("encode_prompt",),
-    }
+class OmniLucyEditPipeline(WanPartsOfTwo, LucyEditPipeline):
+    """`LucyEditPipeline` that owns its offloading; the VAE encodes the video to edit before the DiTs run."""
 
-    @functools.wraps(WanPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline; after an error the VAE lets go of the features that it keeps between frames, which are on the device."""
-        try:
-            return super().__call__(*args, **kwargs)
-        except BaseException:
-            self.vae.clear_cache()
-            raise
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = leaving_nothing(LucyEditPipeline)
+
+
+class OmniWanVACEPipeline(WanPartsOfTwo, WanVACEPipeline):
+    """`WanVACEPipeline` that owns its offloading; the VAE encodes the control video, twice where there is a mask."""
+
+    _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(PLAN_OF_TWO, block_attrs=dict.fromkeys(PLAN_OF_TWO.block_attrs, _CONTROLLED))
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = leaving_nothing(WanVACEPipeline)
+
+
+class OmniWanVideoToVideoPipeline(WanParts, WanVideoToVideoPipeline):
+    """`WanVideoToVideoPipeline` that owns its offloading; the VAE runs before the DiT too."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = leaving_nothing(WanVideoToVideoPipeline)

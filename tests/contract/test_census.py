@@ -18,6 +18,10 @@ CHECKS = 65
 
 #: A family adds its cases here, in one line of `COUNTED`.
 COUNTED = {
+    "cogvideox": 1,
+    "cogvideox_fun_control": 1,
+    "cogvideox_i2v": 1,
+    "cogvideox_v2v": 1,
     "digits": 1,
     "flux": 1,
     "flux2": 1,
@@ -27,7 +31,13 @@ COUNTED = {
     "flux_controlnet": 2,
     "flux_img2img": 1,
     "flux_kontext": 1,
+    "ltx": 1,
     "ltx2": 1,
+    "ltx_condition": 1,
+    "ltx_i2v": 1,
+    "ltx_latent_upsample": 1,
+    "lucy_edit": 1,
+    "mochi": 1,
     "pixart_alpha": 1,
     "pixart_sigma": 1,
     "pixart_sigma_pag": 1,
@@ -40,6 +50,11 @@ COUNTED = {
     "sd3": 1,
     "sdxl": 2,
     "sdxl_img2img": 1,
+    "skyreels_v2": 1,
+    "skyreels_v2_forcing": 1,
+    "skyreels_v2_forcing_i2v": 1,
+    "skyreels_v2_forcing_v2v": 1,
+    "skyreels_v2_i2v": 1,
     "stable_audio": 1,
     "stable_diffusion": 3,
     "stable_diffusion_controlnet": 2,
@@ -47,6 +62,8 @@ COUNTED = {
     "stable_diffusion_inpaint": 1,
     "wan": 3,
     "wan_i2v": 2,
+    "wan_v2v": 1,
+    "wan_vace": 1,
 }
 
 ROOT = Path(__file__).parents[2]

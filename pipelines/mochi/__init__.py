@@ -1,0 +1,1 @@
+"""Mochi: videos from text, by a DiT with two streams and an asymmetric VAE."""

@@ -1,0 +1,64 @@
+"""SkyReels V2 pipelines that own their offloading: they are made of Wan's parts."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+from diffusers import (
+    SkyReelsV2DiffusionForcingImageToVideoPipeline,
+    SkyReelsV2DiffusionForcingPipeline,
+    SkyReelsV2DiffusionForcingVideoToVideoPipeline,
+    SkyReelsV2ImageToVideoPipeline,
+    SkyReelsV2Pipeline,
+)
+
+from omni_offload import OffloadPlan
+from pipelines.leftovers import leaving_nothing
+from pipelines.parts import ENTRY_POINTS
+from pipelines.wan.parts import ENTRY_POINTS_WITH_PICTURE, PLAN, WanParts, WanPictureParts
+
+__all__ = [
+    "OmniSkyReelsV2DiffusionForcingImageToVideoPipeline",
+    "OmniSkyReelsV2DiffusionForcingPipeline",
+    "OmniSkyReelsV2DiffusionForcingVideoToVideoPipeline",
+    "OmniSkyReelsV2ImageToVideoPipeline",
+    "OmniSkyReelsV2Pipeline",
+]
+
+
+class OmniSkyReelsV2Pipeline(WanParts, SkyReelsV2Pipeline):
+    """`SkyReelsV2Pipeline` that owns its offloading."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = leaving_nothing(SkyReelsV2Pipeline)
+
+
+class OmniSkyReelsV2ImageToVideoPipeline(WanPictureParts, SkyReelsV2ImageToVideoPipeline):
+    """`SkyReelsV2ImageToVideoPipeline` that owns its offloading; its image encoder is a CLIP with a projection."""
+
+    _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(
+        PLAN, encoder_block_attrs={**PLAN.encoder_block_attrs, "image_encoder": ("vision_model.encoder.layers",)}
+    )
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS_WITH_PICTURE
+    __call__ = leaving_nothing(SkyReelsV2ImageToVideoPipeline)
+
+
+class OmniSkyReelsV2DiffusionForcingPipeline(WanParts, SkyReelsV2DiffusionForcingPipeline):
+    """`SkyReelsV2DiffusionForcingPipeline` that owns its offloading; a long video is made in windows, each by a whole run."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = leaving_nothing(SkyReelsV2DiffusionForcingPipeline)
+
+
+class OmniSkyReelsV2DiffusionForcingImageToVideoPipeline(WanParts, SkyReelsV2DiffusionForcingImageToVideoPipeline):
+    """`SkyReelsV2DiffusionForcingImageToVideoPipeline` that owns its offloading; the VAE encodes the first frame."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = leaving_nothing(SkyReelsV2DiffusionForcingImageToVideoPipeline)
+
+
+class OmniSkyReelsV2DiffusionForcingVideoToVideoPipeline(WanParts, SkyReelsV2DiffusionForcingVideoToVideoPipeline):
+    """`SkyReelsV2DiffusionForcingVideoToVideoPipeline` that owns its offloading; the VAE encodes the end of the video to go on with."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = leaving_nothing(SkyReelsV2DiffusionForcingVideoToVideoPipeline)

@@ -1,0 +1,35 @@
+"""Pipelines with Wan's parts that begin with a picture and own their offloading: animating a figure, editing as a short video."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+from diffusers import ChronoEditPipeline, WanAnimatePipeline
+
+from omni_offload import OffloadPlan
+from pipelines.leftovers import leaving_nothing
+from pipelines.wan.parts import ENTRY_POINTS_WITH_PICTURE, WanPictureParts
+
+__all__ = ["OmniChronoEditPipeline", "OmniWanAnimatePipeline"]
+
+
+class OmniChronoEditPipeline(WanPictureParts, ChronoEditPipeline):
+    """`ChronoEditPipeline` that owns its offloading."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS_WITH_PICTURE
+    __call__ = leaving_nothing(ChronoEditPipeline)
+
+
+class OmniWanAnimatePipeline(WanPictureParts, WanAnimatePipeline):
+    """`WanAnimatePipeline` that owns its offloading.
+
+    The DiT has encoders of its own for the face in the video that drives it. After every few blocks an adapter runs, which
+    stays with the rest: its turn is between the blocks. A long video is made in segments, each by a whole run.
+    """
+
+    _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(
+        WanPictureParts._offload_plan,  # noqa: SLF001  (of its own base)
+        block_attrs={"transformer": ("motion_encoder.res_blocks", "blocks")},
+    )
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS_WITH_PICTURE
+    __call__ = leaving_nothing(WanAnimatePipeline)
