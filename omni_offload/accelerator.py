@@ -10,9 +10,9 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import attrs
 import torch
@@ -27,6 +27,12 @@ __all__ = ["Accelerator", "DeviceClock", "PinnedMemory", "host_memory_limit", "r
 logger = logging.getLogger(__name__)
 
 _CGROUPS = Path("/sys/fs/cgroup")
+
+_Work = TypeVar("_Work")
+
+
+class _Waitable(Protocol):
+    def wait(self) -> object: ...
 
 
 def resolve_device(device: torch.device | str | None = None) -> torch.device:
@@ -212,6 +218,11 @@ class Accelerator:
         """A stream on which nothing runs: what is recorded on it fires at once."""
         return torch.Stream(self.device)
 
+    @functools.cached_property
+    def gather_stream(self) -> torch.Stream:
+        """The stream that collectives of weights are ordered on: beside copies, and beside the caller's kernels and collectives."""
+        return torch.Stream(self.device)
+
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return `nbytes` of device memory (uint8) that belong to the copy stream.
 
@@ -253,6 +264,19 @@ class Accelerator:
     def record_copies(self) -> torch.Event:
         """Return an event that fires when all copies queued so far have landed."""
         return self.copy_stream.record_event()
+
+    def gather(self, collective: Callable[[], _Work]) -> _Work:
+        """Queue a collective behind all copies queued so far; the host does not block, unless the collective's backend does."""
+        self.gather_stream.wait_event(self.record_copies())
+        with self.gather_stream:
+            return collective()
+
+    def end_gather(self, work: Iterable[_Waitable]) -> torch.Event:
+        """Return an event that fires when collectives are done; the host blocks where their backend runs them on the host (gloo)."""
+        with self.gather_stream:
+            for one in work:
+                one.wait()
+        return self.gather_stream.record_event()
 
     def record_compute(self) -> tuple[torch.Stream, torch.Event]:
         """Return the current stream and an event that fires when all kernels queued on it so far are done."""
@@ -316,6 +340,12 @@ class DeviceClock:
     def now(self) -> torch.Event | float:
         """Note what the time is for the host."""
         return self.at(self._host)
+
+    def between(self, first: torch.Event | float, last: torch.Event | float) -> float | None:
+        """Return the seconds from one moment to another, without a wait; None where the device has not come there yet."""
+        if isinstance(first, float) or isinstance(last, float):
+            return None  # when the host queued what lies between tells nothing of how long it takes
+        return first.elapsed_time(last) / 1e3 if first.query() and last.query() else None
 
     def seconds(self, moment: torch.Event | float) -> float:
         """Return a moment as seconds since the clock was made; the host waits for it."""

@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 _BACKENDS: dict[OffloadStrategy, type[OffloadBackend]] = {
     OffloadStrategy.MODEL_LEVEL: ModelLevelOffloadBackend,
     OffloadStrategy.LAYERWISE: LayerwiseOffloadBackend,
-    OffloadStrategy.DISTRIBUTED_LAYERWISE: DistributedLayerwiseOffloadBackend,
 }
 
 
@@ -76,4 +75,6 @@ def make_backend(
     """
     if mesh is not None and not isinstance(mesh, DeviceMesh):
         raise OffloadConfigError(f"mesh is {quoted(mesh)}; give a torch.distributed.device_mesh.DeviceMesh, or None")
+    if config.strategy is OffloadStrategy.DISTRIBUTED_LAYERWISE:
+        return DistributedLayerwiseOffloadBackend(config, device, plan=plan, mesh=mesh)
     return _BACKENDS[config.strategy](config, device, plan=plan)

@@ -234,7 +234,7 @@ class OffloadBackend(abc.ABC):
         return self._pipeline() if self._pipeline is not None else None
 
     @property
-    def asked(self) -> tuple[OffloadConfig, torch.device, ResolvedOffloadPlan | None]:
+    def asked(self) -> tuple[object, ...]:
         """What was asked for: two backends that are asked for the same do the same."""
         return self.config, self.device, self._given_plan
 

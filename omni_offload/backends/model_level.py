@@ -52,16 +52,23 @@ class ModelLevelOffloadBackend(OffloadBackend):
     @override
     def _install(self, pipeline: Any, plan: ResolvedOffloadPlan) -> None:
         self._delegate = self._delegates(pipeline)
-        rotation = self._rotation = Rotation(pipeline, plan, self.accelerator)
+        rotation = self._rotation = self._make_rotation(pipeline, plan)
         if self._delegate:
             self._install_delegate(pipeline)
             return
-        rotation.claim()
-        rotation.prepare()
+        self._step("claim the components", rotation.claim)
+        self._step("prepare the weights", rotation.prepare)
         hooks = self._hooks = self._make_hooks(rotation, pipeline)
         rotation.hooks = hooks
-        hooks.install()
+        self._step("install the hooks", hooks.install)
         rotation.commit()
+
+    def _step(self, name: str, work: Callable[[], None]) -> None:  # noqa: ARG002  (where several processes enable together, it is theirs)
+        """Do a step of enabling."""
+        work()
+
+    def _make_rotation(self, pipeline: Any, plan: ResolvedOffloadPlan) -> Rotation:
+        return Rotation(pipeline, plan, self.accelerator)
 
     def _delegates(self, pipeline: Any) -> bool:
         """Whether the pipeline's own pair of methods does the work."""

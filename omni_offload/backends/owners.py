@@ -198,6 +198,11 @@ def owner_of(
             owner = ComponentOwner(module, name, treatment, context, (make_residency or whole)())
             _OWNERS[id(module)] = owner
             return owner
+    if not owner.residency.shareable:
+        raise OffloadStateError(
+            f"component {name!r} ({type(module).__name__}) is managed for another pipeline, of whose blocks this rank holds a part only; "
+            "disable the other pipeline first"
+        )
     asked = (str(context.accelerator.device), context.pin_memory, treatment.value)
     found = (str(owner.residency.device), owner.context.pin_memory, owner.treatment.value)
     if asked != found:

@@ -29,6 +29,8 @@ class Room:
     Attributes:
         plan: What is done with each component, and which move together.
         order: The order in which components are used.
+        fetches_ahead: Whether components are fetched before they are used; what is fetched, and evicted for it, depends on how far
+            copies are.
     """
 
     def __init__(self, plan: ResolvedOffloadPlan, members: Mapping[str, Member]) -> None:
@@ -36,6 +38,7 @@ class Room:
         self._members = members
         self._budget = plan.config.device_memory
         self._limit = math.inf if self._budget is None else self._budget
+        self.fetches_ahead = True
         self.order = UseOrder([c.path for c in plan.components if c.treatment is not Treatment.STAY])
 
     def companions(self, member: Member) -> list[Member]:
@@ -110,7 +113,9 @@ class Room:
 
         One at a time: what the pipeline itself copies meanwhile would wait behind all that is queued. Every use tries again.
         """
-        if self._budget is None or any(m.owner.fetched_ahead and m.owner.residency.in_flight for m in self._members.values()):
+        if self._budget is None or not self.fetches_ahead:
+            return
+        if any(m.owner.fetched_ahead and m.owner.residency.in_flight for m in self._members.values()):
             return
         for name in dict.fromkeys(self.order.upcoming()):
             member = self._members.get(name)

@@ -82,11 +82,14 @@ class Rotation:
     def take(self, planned: PlannedComponent, module: torch.nn.Module) -> Member:
         """Take ownership of one component; nothing is moved."""
         streams = planned.treatment is Treatment.STREAM
-        make = functools.partial(stream, self._pipeline(), planned, slots=self.plan.config.slots, context=self.context)
-        owner = owner_of(module, planned.path, planned.treatment, self.context, make if streams else None)
+        make = functools.partial(self._make_streamed, planned) if streams else None
+        owner = owner_of(module, planned.path, planned.treatment, self.context, make)
         member = self.members[planned.path] = Member(planned, owner)  # before it counts, so that an interrupt is undone
         owner.subscribers.add(self)
         return member
+
+    def _make_streamed(self, planned: PlannedComponent) -> StreamedResidency:
+        return stream(self._pipeline(), planned, slots=self.plan.config.slots, context=self.context)
 
     def arrange(self, member: Member) -> None:
         """Choose a streamed component's resident blocks within what the budget leaves beside what stays and moves with it.

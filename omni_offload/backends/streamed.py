@@ -42,11 +42,14 @@ class StreamedResidency(ModuleResidency):
         self._partition = partition
         self._reselects = False
         super().__init__(partition.component, context.accelerator.device, name=name, context=context)
-        self.blocks = [BlockResidency(partition, index, context, self.counters) for index in range(len(partition.blocks))]
+        self.blocks = [self._make_block(index) for index in range(len(partition.blocks))]
         self.ring = BlockRing(name, context.slots, self.counters)
         self.ring.arrange(self.blocks, limited=False)
         self._slots = slots
         self._filled: int | None = None
+
+    def _make_block(self, index: int) -> BlockResidency:
+        return BlockResidency(self._partition, index, self._context, self.counters)
 
     @override
     def _select(self, entries: list[Entry]) -> list[Entry]:

@@ -59,6 +59,7 @@ class ResidencyContext:
     _entries: dict[int, Entry] = attrs.field(factory=dict, init=False)
     _groups: dict[int, Group] = attrs.field(factory=dict, init=False)
     _regions: set[PinnedMemory] = attrs.field(factory=set, init=False)
+    _held: set[PinnedMemory] = attrs.field(factory=set, init=False)
     _staging: StagingRing | None = attrs.field(default=None, init=False)
 
     @slots.default
@@ -230,6 +231,28 @@ class ResidencyContext:
         self._regions.add(region)
         return region
 
+    def hold(self, nbytes: int) -> tuple[torch.Tensor, PinnedMemory | None]:
+        """Return host memory of so many zero bytes that no group lies in, and its region where it is pinned; `let_go` ends it.
+
+        Raises:
+            RuntimeError: The device refused to pin memory.
+            OffloadConfigError: Pinned memory is needed for staging, and the limit leaves none.
+        """
+        room = self._room()
+        if self.pin_memory and nbytes and room is not None and PinnedMemory.cost(self.accelerator, nbytes) > room:
+            self.reserve_staging()
+        elif self.pin_memory and nbytes:
+            region = PinnedMemory(self.accelerator, nbytes)
+            self._held.add(region)
+            return region.raw, region
+        with torch.inference_mode(mode=False):
+            return torch.zeros(nbytes, dtype=torch.uint8, device="cpu"), None
+
+    def let_go(self, region: PinnedMemory) -> None:
+        """Unpin what `hold` gave. Idempotent."""
+        region.unpin()
+        self._held.discard(region)
+
     def _room(self) -> int | None:
         """Return how many more bytes may be pinned; None: no limit."""
         limit = min((limit for limit in (self.host_limit, self._ceiling) if limit is not None), default=None)
@@ -238,7 +261,7 @@ class ResidencyContext:
     @property
     def pinned_bytes(self) -> int:
         """Pinned host bytes that are held now, the staging ring's included."""
-        pinned = sum(region.charged for region in self._regions if region.pinned)
+        pinned = sum(region.charged for region in (*self._regions, *self._held) if region.pinned)
         return pinned + (self._staging.nbytes if self._staging else 0)
 
     # ---- staging -----------------------------------------------------------------------------------------------------------
@@ -289,9 +312,10 @@ class ResidencyContext:
         if self._staging is not None:
             self._staging.unpin()
             self._staging = None
-        for region in list(self._regions):
+        for region in (*self._regions, *self._held):
             region.unpin()
             self._regions.discard(region)
+            self._held.discard(region)
 
 
 def _adopt_one(group: Group, placement: Placement, master: HostMaster, *, keep_origin: bool) -> None:

@@ -139,6 +139,11 @@ class ManagedTensors:
         return self.host_bytes - self.pinned_bytes < LATE_PIN_BYTES and bool(self.pinned_bytes or not self.host_bytes)
 
     @property
+    def shareable(self) -> bool:
+        """Whether two pipelines may use it."""
+        return True
+
+    @property
     def pins(self) -> bool:
         """Whether pinned memory was asked for."""
         return self._context.pin_memory

@@ -6,7 +6,7 @@ import torch
 
 from omni_offload.discovery import modules_outside
 from omni_offload.residency.tables import leaves_in
-from omni_offload.residency.tensors import Entry, align, group_by_bytes
+from omni_offload.residency.tensors import ALIGNMENT, Entry, align, group_by_bytes
 
 __all__ = ["Partition"]
 
@@ -30,14 +30,22 @@ class Partition:
         component: As the attribute.
         blocks: As the attribute; no module is in two of them.
         staying: Modules inside of blocks that stay with the rest.
+        multiple: What the sizes are rounded up to (bytes).
     """
 
     def __init__(
-        self, component: torch.nn.Module, blocks: Sequence[tuple[str, torch.nn.Module]], staying: Iterable[torch.nn.Module] = ()
+        self,
+        component: torch.nn.Module,
+        blocks: Sequence[tuple[str, torch.nn.Module]],
+        staying: Iterable[torch.nn.Module] = (),
+        *,
+        multiple: int = ALIGNMENT,
     ) -> None:
         self.component = component
         self.blocks = tuple(blocks)
         self._staying = tuple(staying)
+        self._multiple = multiple
+        self._away: dict[int, tuple[int, list[torch.Tensor]]] = {}
         self.sizes = [0] * len(self.blocks)
         self.residents: frozenset[int] = frozenset()
         self._homes: dict[int, int] = {}
@@ -47,16 +55,25 @@ class Partition:
         """Say which blocks are resident, from the next `update` on."""
         self.residents = frozenset(residents)
 
+    def send_away(self, index: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that the bytes of a streamed block are elsewhere: its tensors are empty, and are its own until `take_back`."""
+        self._away[index] = self.sizes[index], [*tensors]
+
+    def take_back(self, index: int) -> None:
+        """Note that the tensors of a block have their bytes again. Idempotent."""
+        self._away.pop(index, None)
+
     def update(self, entries: Sequence[Entry]) -> None:
         """Find every tensor's home.
 
         Args:
             entries: All tensors of the component.
         """
+        away = {id(tensor): index for index, (_, tensors) in self._away.items() for tensor in tensors}
         having = self._having()
-        homes: dict[int, int] = {}
+        homes = away.copy()
         sizes = [0] * len(self.blocks)
-        for placement in group_by_bytes(entries):
+        for placement in group_by_bytes(entry for entry in entries if id(entry.tensor) not in away):
             found = {home for entry in placement.entries for home in having[id(entry.tensor)]}
             small = placement.nbytes <= _SMALL_BUFFER and all(entry.buffer_of is not None for entry in placement.entries)
             home = found.pop() if len(found) == 1 else -1
@@ -64,7 +81,8 @@ class Partition:
                 sizes[home] += align(placement.nbytes)
                 if home not in self.residents:
                     homes.update((id(entry.tensor), home) for entry in placement.entries)
-        self._homes, self.sizes = homes, sizes
+        rounded = [-(-size // self._multiple) * self._multiple for size in sizes]
+        self._homes, self.sizes = homes, [self._away[index][0] if index in self._away else size for index, size in enumerate(rounded)]
         self._tensors = [entry.tensor for entry in entries]  # alive, so that no other takes the place of one
 
     def _having(self) -> dict[int, set[int]]:

@@ -1,0 +1,195 @@
+"""The ranks that gather blocks with one another: their communicators, whether they are in step, and what is lost where they are not."""
+
+import datetime as dt
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from omni_offload.accelerator import Accelerator
+from omni_offload.backends.agreement import Agreement
+from omni_offload.cleanup import run_cleanup_steps
+from omni_offload.errors import OffloadStateError
+from omni_offload.ranks import gather_into, open_group
+from omni_offload.residency.shards import Landing
+
+__all__ = ["Gathering"]
+
+#: A gather waits for this part of the limit, so that the ranks still hear of one another afterwards why it did not come.
+_SHARE = 3
+_ADVICE = "disable the offload, load the weights and enable it again on all ranks"
+
+_Result = TypeVar("_Result")
+
+
+class Gathering:
+    """A gather group, as long as one backend is enabled.
+
+    It has two communicators of its own: one for weights on the device, and one on the host for what ranks tell one another, and
+    for making blocks whole again. Neither is used by anyone else.
+
+    Args:
+        weights: The communicator of the device.
+        agreement: What ranks tell one another.
+        host: The communicator of the host.
+        accelerator: The device.
+        chunk_bytes: Most bytes that are gathered in one go.
+
+    Attributes:
+        rank: This rank's place in the group.
+        size: How many ranks there are.
+        chunk_bytes: As the argument.
+        agreement: As the argument.
+        ended: Why nothing is gathered any more; "" while the ranks are in step.
+        failed: Whether it ended because the ranks came out of step.
+        lost: The blocks that could not be made whole.
+    """
+
+    def __init__(
+        self, weights: dist.ProcessGroup, host: dist.ProcessGroup, agreement: Agreement, accelerator: Accelerator, *, chunk_bytes: int
+    ) -> None:
+        self.rank, self.size = weights.rank(), weights.size()
+        self.chunk_bytes = chunk_bytes
+        self.agreement = agreement
+        self.ended = ""
+        self.failed = False
+        self.lost: list[str] = []
+        self._weights = weights
+        self._host = host
+        self._accelerator = accelerator
+        self._on_host = _backend_of(weights, accelerator.device) == "gloo"
+        self._gathers = hashlib.sha256()
+        self._count = 0
+
+    @classmethod
+    def open(cls, ranks: Sequence[int], accelerator: Accelerator, *, chunk_bytes: int, limit: dt.timedelta) -> "Gathering":
+        """Make the communicators; the ranks of the group wait for one another.
+
+        Raises:
+            OffloadStateError: Not all of them come within the limit.
+        """
+        groups: list[dist.ProcessGroup] = []
+        try:
+            groups.append(open_group(ranks, backend="gloo", limit=limit))
+            groups.append(open_group(ranks, limit=limit / _SHARE))
+        except Exception as error:
+            run_cleanup_steps(_closing(groups))
+            raise OffloadStateError(
+                f"not all of the ranks {', '.join(map(str, ranks))} came to enable offload within {limit.total_seconds():g} s: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        host, weights = groups
+        return cls(weights, host, Agreement(host, ranks, limit), accelerator, chunk_bytes=chunk_bytes)
+
+    # ---- gathers -----------------------------------------------------------------------------------------------------------
+
+    def begin(self, name: str) -> None:
+        """Note that a block is about to be gathered.
+
+        Raises:
+            OffloadStateError: The ranks are not in step any more.
+        """
+        if self.ended:
+            raise OffloadStateError(f"{name} cannot be gathered: {self.ended}")
+        self._gathers.update(f"{name}\n".encode())
+        self._count += 1
+        if self._on_host:
+            self._stepping(lambda: self._check_next(name))
+
+    def _check_next(self, name: str) -> None:
+        """Find all ranks before the same gather: gloo ends the process where ranks gather other sizes."""
+        own = torch.frombuffer(bytearray(self._gathers.digest()), dtype=torch.uint8)
+        found = torch.zeros(own.numel() * self.size, dtype=torch.uint8)
+        gather_into(found, own, self._weights)
+        others = [self.agreement.name(rank) for rank, one in enumerate(found.reshape(self.size, -1)) if not torch.equal(one, own)]
+        if others:
+            raise OffloadStateError(f"gather {self._count} is of {name} here, and of another block on {', '.join(others)}")
+
+    def gather(self, whole: torch.Tensor, own: torch.Tensor) -> Landing:
+        """Gather a chunk on the device, into which this rank's piece was copied last."""
+        return self._stepping(functools.partial(self._accelerator.gather, lambda: _queued(whole, own, self._weights)))
+
+    def landed(self, landings: Sequence[Landing]) -> torch.Event:
+        """Return an event that fires when chunks are there; the host blocks where their backend runs on the host."""
+        return self._stepping(functools.partial(self._accelerator.end_gather, landings))
+
+    def collect(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        """Gather a chunk on the host, which blocks."""
+        self._stepping(lambda: gather_into(whole, own, self._host))
+
+    def _stepping(self, work: Callable[[], _Result]) -> _Result:
+        """Do what all ranks do together. However it fails, nobody knows how far the others are."""
+        try:
+            return work()
+        except BaseException as error:
+            self.end(f"a gather of weights failed ({type(error).__name__}: {error})", failed=True)
+            if isinstance(error, Exception):
+                raise OffloadStateError(f"{self.ended}; {_ADVICE}") from error
+            raise
+
+    # ---- in step -----------------------------------------------------------------------------------------------------------
+
+    def end(self, reason: str, *, failed: bool = False) -> None:
+        """Gather nothing from here on; the first reason counts."""
+        self.failed = self.failed or failed
+        self.ended = self.ended or reason
+
+    def lose(self, name: str) -> bool:
+        """Whether a block cannot become whole again; its name is noted then."""
+        if self.ended:
+            self.lost.append(name)
+        return bool(self.ended)
+
+    def compare(self, step: str, error: BaseException | None = None) -> OffloadStateError | None:
+        """Find out whether all ranks have made the same gathers; where they have not, nothing is gathered any more.
+
+        Args:
+            step: Where the ranks are.
+            error: What this rank's call ended with.
+
+        Returns:
+            What is wrong; None where all ranks are in step.
+        """
+        try:
+            messages = self.agreement.compare(step, f"{self._count} gathers, {self._gathers.hexdigest()}", error)
+        except OffloadStateError as missing:
+            self.end(str(missing), failed=True)
+            return OffloadStateError(f"{step}: {self.ended}; {_ADVICE}")
+        facts = {(message.step, message.fact) for message in messages}
+        if len(facts) > 1:
+            counts = ", ".join(f"{self.agreement.name(r)} {m.fact.partition(',')[0]} ({m.step})" for r, m in enumerate(messages))
+            self.end(f"the ranks have gathered other blocks, or in another order: {counts}", failed=True)
+        if not self.failed:
+            return None
+        others = [f"; {self.agreement.name(rank)}: {m.error}" for rank, m in enumerate(messages) if m.error and rank != self.rank]
+        self.ended += "".join(others)
+        return OffloadStateError(f"{step}: {self.ended}; {_ADVICE}")
+
+    def close(self) -> BaseException | None:
+        """Give the communicators back, without waiting for anyone. Idempotent; returns the first failure."""
+        self.end("the offload was disabled")
+        return run_cleanup_steps(_closing([self._weights, self._host]))
+
+
+def _backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the name of what runs a group's collectives on a device; gloo, where nothing is there for that device alone."""
+    try:
+        return str(group._get_backend(device).name())  # noqa: SLF001  (it has no public name)
+    except RuntimeError:
+        return "gloo"
+
+
+def _queued(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    work = gather_into(whole, own, group, wait=False)
+    if work is None:
+        raise OffloadStateError("this rank is not in the group that it gathers with")
+    return work
+
+
+def _closing(groups: Sequence[dist.ProcessGroup]) -> Iterator[tuple[str, Callable[[], None]]]:
+    for group in groups:
+        if dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:  # noqa: SLF001  (else the user closed all groups)
+            yield f"close {group.group_desc}", functools.partial(dist.destroy_process_group, group)

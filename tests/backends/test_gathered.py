@@ -1,0 +1,564 @@
+"""Blocks of which every rank keeps a part. Ranks are threads here, each with a device of its own; their groups are real ones (gloo)."""
+
+import contextlib
+import copy
+import datetime as dt
+import threading
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from omni_offload import ModuleResidency, OffloadPlan
+from omni_offload.backends import base, distributed_layerwise, gathering
+from omni_offload.errors import OffloadConfigError, OffloadError, OffloadStateError
+from omni_offload.testing import sim
+
+GATHER = {"layer_options": {"dit": {"weight_transfer": "allgather"}}}
+
+
+class Block(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.down.weight = nn.Parameter(torch.randn(2 * width, width).t())  # strides to keep
+        self.up.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
+        self.fail = None
+
+    def forward(self, x):
+        x = x + torch.tanh(self.down(torch.relu(self.up(x)))) * self.up.scale[0]
+        if self.fail is not None:
+            raise self.fail
+        return x
+
+
+class Stack(nn.Module):
+    def save_pretrained(self, folder):
+        torch.save(self.state_dict(), folder)
+
+    def __init__(self, depth=5, width=32):
+        super().__init__()
+        self.embed = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.blocks[1].up.weight = self.blocks[0].up.weight  # in two blocks: the rest's
+        self.blocks[2].twin = self.blocks[2].up.weight  # twice in one
+        self.order = list(range(depth))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for index in self.order:
+            x = self.blocks[index](x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def make(kit):
+    """Make the pipeline; every rank makes its own, with equal weights."""
+
+    class Gathered(kit.Pipe):
+        _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
+
+        def __init__(self, depth=5, seed=0):
+            super().__init__(seed)
+            self.transformer = Stack(depth).requires_grad_(False)
+
+        def __call__(self, x):
+            x = self.text_encoder(x)[:, :32]
+            for step in range(self.steps):
+                x = self.on_step(step, self.transformer(x))
+            return self.vae.decode(torch.cat([x, x], dim=1))
+
+    lock = threading.Lock()
+
+    def make(*args, cls=Gathered, **kwargs):
+        with lock:  # torch has one generator a process
+            return cls(*args, **kwargs)
+
+    make.cls = Gathered
+    return make
+
+
+class Ranks:
+    """Runs what ranks do, and what they are to have in common."""
+
+    def __init__(self, size):
+        self.size = size
+        self.limit = dt.timedelta(seconds=20)
+        self._local = threading.local()
+        self._store = dist.HashStore()
+        self._opened = {}
+
+    def run(self, work, *, timeout=60):
+        """Run `work(rank, device)` on every rank; returns what each returned or raised."""
+        results = [None] * self.size
+
+        def one(rank):
+            self._local.rank = rank
+            try:
+                with torch.no_grad():
+                    results[rank] = work(rank, torch.device("sim", rank))
+            except BaseException as error:
+                results[rank] = error.with_traceback(None)
+
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout)
+            assert not thread.is_alive(), "a rank hangs"
+        return results
+
+    def all(self, work):
+        """As `run`, where no rank is to fail."""
+        results = self.run(work)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def open_group(self, ranks, *, backend=None, limit=None):
+        """In place of one of the world: the same group, without a world, which would be the process's."""
+        rank = self._local.rank
+        count = self._opened[rank] = self._opened.get(rank, 0) + 1
+        return self._group(str(count), rank, limit)
+
+    def _group(self, name, rank, limit):
+        store = dist.PrefixStore(name, self._store)
+        group = dist.ProcessGroup(store, rank, self.size)
+        gloo = dist.ProcessGroup.BackendType.GLOO
+        group._register_backend(torch.device("cpu"), gloo, dist.ProcessGroupGloo(store, rank, self.size, limit))
+        group._set_default_backend(gloo)
+        return group
+
+
+@pytest.fixture
+def ranks(device, monkeypatch):
+    """Two ranks."""
+    found = Ranks(2)
+    monkeypatch.setattr(base, "_LOCK", contextlib.nullcontext())  # of one process: ranks enable together
+    monkeypatch.setattr(gathering, "open_group", found.open_group)
+    monkeypatch.setattr(distributed_layerwise, "gather_ranks", lambda *_, **__: tuple(range(found.size)))
+    monkeypatch.setattr(distributed_layerwise.DistributedLayerwiseOffloadBackend, "time_limit", property(lambda _: found.limit))
+    monkeypatch.setattr(distributed_layerwise.DistributedLayerwiseOffloadBackend, "chunk_bytes", 4096)
+    return found
+
+
+def ring(backend):
+    return backend._rotation.members["transformer"].owner.residency.ring
+
+
+def kept(backend):
+    """Host bytes that a rank keeps of streamed blocks."""
+    return sum(block.shard.nbytes for block in backend._rotation.members["transformer"].owner.residency.sharded_blocks)
+
+
+def same(pipe, plain):
+    """Whether the DiT's weights are a plain pipeline's: bit for bit, whole, on the host, with their strides and ties."""
+    own, other = ({n: p for n, p in one.transformer.named_parameters(remove_duplicate=False)} for one in (pipe, plain))
+    ties = {n: [m for m, q in own.items() if q is p] for n, p in own.items()}
+    return ties == {n: [m for m, q in other.items() if q is p] for n, p in other.items()} and all(
+        torch.equal(p, other[n]) and p.stride() == other[n].stride() and p.device.type == "cpu" for n, p in own.items()
+    )
+
+
+def leftovers(pipe):
+    """What stands in modules' `__dict__` that does not stand there as a rule."""
+    names = {"forward", "state_dict", "_load_from_state_dict", "_apply", "__getstate__", "save_pretrained", "_omni_hook_registry"}
+    return [
+        (name, n)
+        for c in ("text_encoder", "transformer", "vae")
+        for name, m in getattr(pipe, c).named_modules()
+        for n in names & {*m.__dict__}
+    ]
+
+
+SETTINGS = [
+    {},
+    {"slots": 2},
+    {"pin_memory": False},
+    {"host_memory": "24KiB"},
+    {"keep_between_calls": True},
+    {"device_memory": "120KiB"},
+    {"layer_options": {"dit": {"weight_transfer": "allgather", "resident_layers": 2}}},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_call(make, ranks, x, settings):
+    """Every rank makes what a resident run makes, and ends with whole weights: the same objects, ties and strides, bit for bit."""
+    plain = make()
+    want = plain(x)
+
+    def rank(_, device):
+        pipe = make()
+        before = [*pipe.transformer.parameters()]
+        for _ in range(2):
+            with pipe.enable_omni_offload("layer", device=device, **{**GATHER, **settings}) as backend:
+                assert sum(p.numel() for p in pipe.transformer.blocks[4].parameters()) == 0 or len(ring(backend).blocks) < 5
+                assert all(torch.equal(pipe(x).cpu(), want) for _ in range(2))
+                assert all(torch.equal(pipe.transformer(x[:, :32]).cpu(), plain.transformer(x[:, :32])) for _ in range(2))
+            assert all(p is q for p, q in zip(pipe.transformer.parameters(), before, strict=True))
+            assert same(pipe, plain)
+            assert leftovers(pipe) == []
+        assert torch.equal(pipe(x), want)
+
+    ranks.all(rank)
+
+
+@pytest.mark.parametrize("residents", [0, 2])
+def test_bytes(make, ranks, x, residents):
+    """A rank's host keeps its part of what streams, and its device no more than slots, residents and rest."""
+    options = {"layer_options": {"dit": {"weight_transfer": "allgather", "resident_layers": residents}}}
+
+    def rank(index, device):
+        pipe = make()
+        with pipe.enable_omni_offload("layer", device=device, **options) as backend:
+            residency = backend._rotation.members["transformer"].owner.residency
+            whole = sum(block.host_bytes for block in residency.ring.blocks.values())
+            assert len(residency.ring.blocks) == 5 - residents
+            assert kept(backend) <= whole / 2 * 1.03
+            sim.reset_peak()
+            pipe(x)
+            report = backend.report()
+            assert report.peak_device_bytes <= max(residency.padded_bytes, *(c.use_bytes for c in report.components))
+            assert report.pinned_host_bytes <= (kept(backend) + sum(c.weight_bytes for c in report.components) - whole) * 1.03
+        return whole
+
+    assert len({*ranks.all(rank)}) == 1
+
+
+@pytest.mark.parametrize("mode", ["threads", "virtual"])
+def test_any_order_that_is_the_same_everywhere(make, ranks, x, mode):
+    """Blocks skipped, repeated and reversed, passes that fail on all ranks: right, and the ranks stay in step."""
+    sim.configure(mode=mode)
+    plain = make()
+    orders = [[0, 1, 2, 3, 4], [4, 2, 0], [1, 1, 3], [], [0, 4, 3, 2, 1, 0], [2]]
+    y = x[:, :32]
+    want = []
+    for order in orders:
+        plain.transformer.order = order
+        want.append(plain.transformer(y))
+
+    def rank(_, device):
+        pipe = make()
+        with pipe.enable_omni_offload("layer", device=device, **GATHER):
+            for order, expected in zip(orders, want, strict=True):
+                pipe.transformer.order = order
+                pipe.transformer.blocks[2].fail = KeyError("told to")
+                with contextlib.suppress(KeyError):
+                    pipe(x)
+                pipe.transformer.blocks[2].fail = None
+                assert torch.equal(pipe.transformer(y).cpu(), expected)
+                pipe(x)
+        assert same(pipe, plain)
+
+    ranks.all(rank)
+
+
+# ---- what may not be done with a part -------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "state_dict": lambda t: t.state_dict(),
+    "state_dict of a block": lambda t: t.blocks[1].down.state_dict(),
+    "deepcopy": copy.deepcopy,
+    "deepcopy of blocks": lambda t: copy.deepcopy(t.blocks),
+    "save_pretrained": lambda t: t.save_pretrained("nowhere"),
+    "load_state_dict": lambda t: t.load_state_dict({"blocks.1.down.weight": torch.zeros(32, 64)}, strict=False),
+    "to": lambda t: t.to(torch.float64),
+}
+
+
+def test_a_part_is_not_copied(make, ranks, x):
+    """state_dict, save_pretrained, deepcopy, loading and casts of a component of which a rank holds a part are refused by its name."""
+    want = make()(x)
+
+    def rank(_, device):
+        pipe = make()
+        with pipe.enable_omni_offload("layer", device=device, **GATHER):
+            for refused in REFUSED.values():
+                with pytest.raises(OffloadStateError, match="component 'transformer', of whose blocks this rank holds a part only"):
+                    refused(pipe.transformer)
+            copy.deepcopy(pipe.transformer.embed).load_state_dict(pipe.transformer.embed.state_dict())
+            copy.deepcopy(pipe.vae).to(torch.float64)
+            assert torch.equal(pipe(x).cpu(), want)
+        copy.deepcopy(pipe.transformer).load_state_dict(pipe.transformer.state_dict())
+
+    ranks.all(rank)
+
+
+EDITS = {
+    "in place": lambda t: t.blocks[3].up.bias.add_(1),
+    "other memory": lambda t: setattr(t.blocks[3].up.bias, "data", torch.ones(64)),
+    "another parameter": lambda t: setattr(t.blocks[3].up, "bias", nn.Parameter(torch.ones(64), requires_grad=False)),
+    "one more": lambda t: setattr(t.blocks[3], "more", nn.Parameter(torch.ones(4), requires_grad=False)),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_are_refused(make, ranks, x, edit):
+    """What is done to weights of which a rank holds a part has no effect, so that the next use of the component is refused, by name."""
+
+    def rank(_, device):
+        pipe = make()
+        with pipe.enable_omni_offload("layer", device=device, **GATHER):
+            pipe(x)
+            EDITS[edit](pipe.transformer)
+            with pytest.raises(OffloadStateError, match=r"transformer\.blocks\.3 were .*change them on every rank alike"):
+                pipe(x)
+
+    ranks.all(rank)
+
+
+def test_a_block_that_writes_its_weights_is_refused(make, ranks, x):
+    """What a block writes would be in one rank's slot only."""
+    want = make()(x)
+
+    def rank(_, device):
+        pipe = make()
+        block = pipe.transformer.blocks[2]
+        own = type(block).forward
+        block.forward = lambda y: (own(block, y), block.up.bias.mul_(1.0))[0]
+        with pipe.enable_omni_offload("layer", device=device, **GATHER):
+            with pytest.raises(OffloadStateError, match=r"transformer\.blocks\.2 wrote its weights"):
+                pipe(x)
+            block.__dict__["forward"]._previous = lambda y: own(block, y)
+            assert torch.equal(pipe(x).cpu(), want)
+
+    ranks.all(rank)
+
+
+def test_buffers_of_training_are_refused_while_they_may_be_written(make, ranks, x):
+    """A module that goes into training mode may write its buffers in a way that nothing tells."""
+
+    def rank(_, device):
+        pipe = make()
+        pipe.transformer.blocks[2].register_buffer("table", torch.zeros(1 << 19))
+        pipe.eval = [m.eval() for m in (pipe.transformer,)]
+        with pipe.enable_omni_offload("layer", device=device, **GATHER):
+            pipe(x)
+            pipe.transformer.blocks[2].train()
+            with pytest.raises(OffloadStateError, match=r"transformer\.blocks\.2 wrote its weights or buffers"):
+                pipe(x)
+
+    ranks.all(rank)
+
+
+def test_a_replaced_component_is_refused(make, ranks, x):
+    """Another module in the place of one of which a rank holds a part, or one that comes late, is refused by name."""
+
+    class Late(make.cls):
+        _dit_modules = ["transformer", "late"]
+        _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",), "late": ("blocks",)})
+        late = None
+
+    def rank(_, device):
+        pipe = make(cls=Late)
+        first = pipe.transformer
+        with pipe.enable_omni_offload("layer", device=device, **GATHER):
+            pipe.transformer = make().transformer
+            with pytest.raises(OffloadStateError, match="component 'transformer' was replaced"):
+                pipe(x)
+            pipe.transformer = first
+            pipe(x)
+            pipe.late = make().transformer
+            with pytest.raises(OffloadStateError, match="component 'late' was put there while offload is enabled"):
+                pipe(x)
+            pipe.late = None
+            pipe(x)
+        assert torch.equal(pipe(x), make()(x))
+
+    ranks.all(rank)
+
+
+def test_weights_are_not_written_from_outside(make, ranks):
+    """Adapters are fused into whole weights only."""
+
+    def rank(_, device):
+        pipe = make()
+        with pipe.enable_omni_offload("layer", device=device, **GATHER) as backend:
+            with pytest.raises(OffloadStateError, match="'transformer' were to be written"), backend.writing("transformer"):
+                raise AssertionError("not reached")
+            with backend.writing("vae"):
+                pipe.vae.dec.bias.add_(1)
+
+    ranks.all(rank)
+
+
+# ---- enabling together ----------------------------------------------------------------------------------------------------------
+
+
+def _failing(pipe, step):
+    """Let a step of enabling fail on this rank: a plan, a claim, a preparation, a hook."""
+    transformer = pipe.transformer
+    if step == "plan":
+        pipe._offload_plan = OffloadPlan(block_attrs={"transformer": ("nothing",)})
+    elif step == "meta":
+        transformer.embed.to("meta")
+    elif step == "claim":
+        pipe.other = ModuleResidency(transformer.blocks[3], "sim")
+        pipe.other.prepare()
+    else:
+        with torch.inference_mode():
+            transformer.blocks[4].up.bias = nn.Parameter(torch.ones(64), requires_grad=False)
+
+
+def _memory(pipe):
+    return [p.data_ptr() for p in pipe.transformer.blocks[2:].parameters()]
+
+
+@pytest.mark.parametrize("step", ["plan", "meta", "claim", "prepare", "values", "slots"])
+@pytest.mark.parametrize("bad", [0, 1])
+def test_all_fail_together(make, ranks, x, step, bad):
+    """A rank that cannot prepare, or prepares something else, makes all fail, each with what is wrong; nothing is left anywhere."""
+    want = make()(x)
+    ranks.limit = dt.timedelta(seconds=10)
+
+    def rank(index, device):
+        pipe, settings = make(), {**GATHER}
+        if index == bad:
+            if step == "values":
+                pipe.transformer.blocks[3].down.bias.data[:] += 1
+            elif step == "slots":
+                settings["slots"] = 4
+            else:
+                _failing(pipe, step)
+        memory = _memory(pipe)
+        try:
+            pipe.enable_omni_offload("layer", device=device, **settings)
+        except OffloadError as error:
+            assert pipe.offload_backend is None
+            assert leftovers(pipe) == []
+            assert _memory(pipe) == memory
+            if index != bad:
+                assert torch.equal(pipe(x), want)
+            return str(error)
+        raise AssertionError("enabled")
+
+    told = ranks.all(rank)
+    if step in ("values", "slots"):
+        assert all("do not do the same" in one for one in told), told
+        assert all({"values": "blocks.3.down.bias", "slots": "slots"}[step] in one for one in told) or step == "slots", told
+    else:
+        assert f"failed on rank {bad} (" in told[1 - bad], told
+        assert told[bad].splitlines()[0][:60] in told[1 - bad], told
+
+
+def test_ranks_may_fail_alike(make, ranks):
+    """Where all ranks fail, each raises its own error, and is told of the others."""
+
+    def rank(index, device):
+        pipe = make()
+        _failing(pipe, "claim")
+        with pytest.raises(OffloadStateError, match="another offload owner") as info:
+            pipe.enable_omni_offload("layer", device=device, **GATHER)
+        return info.value.__notes__
+
+    assert all(f"rank {1 - index} failed too" in notes[0] for index, notes in enumerate(ranks.all(rank)))
+
+
+def test_a_rank_that_does_not_come(make, ranks):
+    """A rank waits for the others as long as the limit says, and then says who did not come."""
+    ranks.limit = dt.timedelta(seconds=1)
+
+    def rank(index, device):
+        pipe = make()
+        if index == 0:
+            with pytest.raises(OffloadStateError, match=r"not all of the ranks 0, 1 came to enable offload within 1 s"):
+                pipe.enable_omni_offload("layer", device=device, **GATHER)
+            assert leftovers(pipe) == []
+
+    ranks.all(rank)
+
+
+# ---- out of step ----------------------------------------------------------------------------------------------------------------
+
+
+def _ends(pipe, error):
+    """Check that a backend whose ranks came out of step says so, and gives up cleanly."""
+    with pytest.raises(OffloadStateError, match=error):
+        pipe(torch.zeros(2, 64))
+    with pytest.raises(OffloadStateError, match=r"the blocks of transformer hold no weights any more: load these components again"):
+        pipe.disable_omni_offload()
+    assert pipe.offload_backend is None
+    assert leftovers(pipe) == []
+    pipe.disable_omni_offload()
+    assert [p.device.type for p in pipe.transformer.parameters()] == ["cpu"] * len([*pipe.transformer.parameters()])
+
+
+def test_other_blocks_on_other_ranks(make, ranks, x):
+    """Ranks that skip other blocks get no output: at the end of the call each is told, and the backend is of no use any more."""
+    ranks.limit = dt.timedelta(seconds=6)
+
+    def rank(index, device):
+        pipe = make()
+        pipe.enable_omni_offload("layer", device=device, **GATHER)
+        pipe(x)
+        pipe.transformer.order = [0, 1, 2, 3, 4] if index else [0, 2, 1, 3, 4]
+        with pytest.raises(OffloadStateError, match=r"gathered other blocks, or in another order|a gather of weights failed"):
+            pipe(x)
+        _ends(pipe, "cannot be used: ")
+
+    ranks.all(rank)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_call_that_fails_on_one_rank(make, ranks, x, bad):
+    """The other ranks end within the limit, with the error of that one; then none is of use any more."""
+    ranks.limit = dt.timedelta(seconds=6)
+
+    def rank(index, device):
+        pipe = make()
+        pipe.enable_omni_offload("layer", device=device, **GATHER)
+        pipe(x)
+        if index == bad:
+            pipe.transformer.blocks[3].fail = KeyError("told to")
+            with pytest.raises(KeyError, match="told to") as info:
+                pipe(x)
+            assert "the ranks have gathered other blocks" in info.value.__notes__[0]
+        else:
+            with pytest.raises(OffloadStateError, match=f"rank {bad}: KeyError: 'told to'"):
+                pipe(x)
+        _ends(pipe, "cannot be used: ")
+
+    ranks.all(rank)
+
+
+def test_a_rank_that_does_not_disable(make, ranks, x):
+    """Whole weights need all ranks: the one that disables alone says which components are lost, within the limit."""
+    ranks.limit = dt.timedelta(seconds=2)
+    done = threading.Event()
+
+    def rank(index, device):
+        pipe = make()
+        backend = pipe.enable_omni_offload("layer", device=device, **GATHER)
+        pipe(x)
+        if index == 0:
+            with pytest.raises(OffloadStateError, match=r"came to 'disable' within 2 s.*the blocks of transformer hold no weights"):
+                backend.disable()
+            done.set()
+        else:
+            assert done.wait(30)
+            backend.shutdown()
+        assert leftovers(pipe) == []
+
+    ranks.all(rank)
+
+
+def test_shutdown(make, ranks, x):
+    """At the process's end nothing is gathered any more, nothing raised, and the device is free; enabling again is an error."""
+
+    def rank(_, device):
+        pipe = make()
+        backend = pipe.enable_omni_offload("layer", device=device, **GATHER)
+        pipe(x)
+        backend.shutdown()
+        backend.shutdown()
+        assert leftovers(pipe) == []
+        assert pipe.transformer.blocks[3].down.bias.numel() == 0
+        with pytest.raises(OffloadStateError, match="was shut down"):
+            backend.enable(pipe)
+
+    ranks.all(rank)
