@@ -7,17 +7,16 @@ from typing import Any
 __all__ = ["keeping_attention"]
 
 
-def keeping_attention(upstream: type, denoiser: str) -> Callable[..., Any]:
+def keeping_attention(function: Callable[..., Any], denoiser: str) -> Callable[..., Any]:
     """Return a `__call__` that puts back the attention of the denoiser where upstream's ends in an error.
 
     Upstream puts it back after the last step only. After an error the denoiser would go on with the other attention, in the next
     pipeline that uses it too.
 
     Args:
-        upstream: The pipeline class whose `__call__` it stands for, with its signature.
+        function: The `__call__` that it stands for, with its signature.
         denoiser: Name of the component.
     """
-    function: Callable[..., Any] = upstream.__call__
 
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -34,4 +34,4 @@ class OmniPixArtSigmaPAGPipeline(_PixArtParts, PixArtSigmaPAGPipeline):
     """`PixArtSigmaPAGPipeline` that owns its offloading; for guidance the attention of some blocks runs in two ways."""
 
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-    __call__ = keeping_attention(PixArtSigmaPAGPipeline, "transformer")
+    __call__ = keeping_attention(PixArtSigmaPAGPipeline.__call__, "transformer")

@@ -1,0 +1,1 @@
+"""Allegro: videos from text, by a DiT with a VAE that works on tiles."""

@@ -1,0 +1,1 @@
+"""DDPM and its kin: images by a UNet, without a prompt."""

@@ -1,0 +1,1 @@
+"""DiT: images of a class, by the first diffusion transformer."""

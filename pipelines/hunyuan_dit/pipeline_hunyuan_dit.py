@@ -1,0 +1,66 @@
+"""HunyuanDiT pipelines that own their offloading: from text, with perturbed attention, and with ControlNets."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+from diffusers import HunyuanDiTControlNetPipeline, HunyuanDiTPAGPipeline, HunyuanDiTPipeline
+from diffusers.models import HunyuanDiT2DMultiControlNetModel
+
+from omni_offload import OffloadPlan, OmniOffloadMixin
+from pipelines.attention import keeping_attention
+
+__all__ = ["OmniHunyuanDiTControlNetPipeline", "OmniHunyuanDiTPAGPipeline", "OmniHunyuanDiTPipeline"]
+
+_BLOCKS = "blocks"
+_PLAN = OffloadPlan(
+    block_attrs={"transformer": (_BLOCKS,)},
+    encoder_block_attrs={
+        "text_encoder": ("encoder.layer",),
+        "text_encoder_2": ("encoder.block",),
+        "safety_checker": ("vision_model.encoder.layers",),
+    },
+)
+_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
+
+
+class _HunyuanDiTParts(OmniOffloadMixin):
+    """The components of a HunyuanDiT pipeline; `text_encoder_2` and `safety_checker` may be None."""
+
+    _dit_modules: ClassVar[list[str]] = ["transformer"]
+    _encoder_modules: ClassVar[list[str]] = ["text_encoder", "text_encoder_2", "safety_checker"]
+    _vae_modules: ClassVar[list[str]] = ["vae"]
+    _offload_plan: ClassVar[OffloadPlan] = _PLAN
+
+
+class OmniHunyuanDiTPipeline(_HunyuanDiTParts, HunyuanDiTPipeline):
+    """`HunyuanDiTPipeline` that owns its offloading."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
+
+
+class OmniHunyuanDiTPAGPipeline(_HunyuanDiTParts, HunyuanDiTPAGPipeline):
+    """`HunyuanDiTPAGPipeline` that owns its offloading; for guidance the attention of some blocks runs in two ways."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
+    __call__ = keeping_attention(HunyuanDiTPAGPipeline.__call__, "transformer")
+
+
+class OmniHunyuanDiTControlNetPipeline(_HunyuanDiTParts, HunyuanDiTControlNetPipeline):
+    """`HunyuanDiTControlNetPipeline` that owns its offloading.
+
+    ControlNet and DiT alternate in every step, so that they are on the device together. Several ControlNets are one
+    component, and run one after the other. The VAE encodes the control pictures.
+    """
+
+    _dit_modules: ClassVar[list[str]] = ["controlnet", "transformer"]
+    _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [("controlnet", "transformer")]
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
+
+    @property
+    def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
+        blocks: tuple[str, ...] = (_BLOCKS,)
+        if isinstance(self.controlnet, HunyuanDiT2DMultiControlNetModel):
+            first = {id(net): index for index, net in reversed([*enumerate(self.controlnet.nets)])}
+            blocks = tuple(f"nets.{index}.{_BLOCKS}" for index in sorted(first.values()))
+        return attrs.evolve(_PLAN, block_attrs={"controlnet": blocks, **_PLAN.block_attrs})

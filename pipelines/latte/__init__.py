@@ -1,0 +1,1 @@
+"""Latte: videos from text, by a DiT whose blocks take turns between space and time."""
