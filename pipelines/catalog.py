@@ -15,6 +15,7 @@ BUILT_IN = (
     _entry("amused", "amused.pipeline_amused:OmniAmusedPipeline", "amused.cases:AMUSED"),
     _entry("amused_img2img", "amused.pipeline_amused:OmniAmusedImg2ImgPipeline", "amused.cases:AMUSED_IMG2IMG"),
     _entry("amused_inpaint", "amused.pipeline_amused:OmniAmusedInpaintPipeline", "amused.cases:AMUSED_INPAINT"),
+    _entry("aura_flow", "aura_flow.pipeline_aura_flow:OmniAuraFlowPipeline", "aura_flow.cases:AURA_FLOW"),
     _entry("cogvideox", "cogvideox.pipeline_cogvideox:OmniCogVideoXPipeline", "cogvideox.cases:COGVIDEOX"),
     _entry(
         "cogvideox_fun_control",
@@ -41,6 +42,7 @@ BUILT_IN = (
     ),
     _entry("flux_img2img", "flux.pipeline_flux:OmniFluxImg2ImgPipeline", "flux.cases:FLUX_IMG2IMG"),
     _entry("flux_kontext", "flux.pipeline_flux:OmniFluxKontextPipeline", "flux.cases:FLUX_KONTEXT"),
+    _entry("hidream", "hidream.pipeline_hidream:OmniHiDreamImagePipeline", "hidream.cases:HIDREAM"),
     _entry("hunyuan_dit", "hunyuan_dit.pipeline_hunyuan_dit:OmniHunyuanDiTPipeline", "hunyuan_dit.cases:HUNYUAN_DIT"),
     _entry(
         "hunyuan_dit_controlnet",
@@ -121,5 +123,8 @@ BUILT_IN = (
     _entry("wan_i2v", "wan.pipeline_wan_i2v:OmniWanImageToVideoPipeline", "wan.cases:WAN_2_1_I2V", "wan.cases:WAN_2_2_I2V"),
     _entry("wan_v2v", "wan.pipeline_wan:OmniWanVideoToVideoPipeline", "wan.cases_video:WAN_VIDEO_TO_VIDEO"),
     _entry("wan_vace", "wan.pipeline_wan:OmniWanVACEPipeline", "wan.cases_video:WAN_VACE"),
+    _entry("z_image", "z_image.pipeline_z_image:OmniZImagePipeline", "z_image.cases:Z_IMAGE"),
+    _entry("z_image_img2img", "z_image.pipeline_z_image:OmniZImageImg2ImgPipeline", "z_image.cases:Z_IMAGE_IMG2IMG"),
+    _entry("z_image_inpaint", "z_image.pipeline_z_image:OmniZImageInpaintPipeline", "z_image.cases:Z_IMAGE_INPAINT"),
 )
 """Upstream class names are taken from the class names here, so that no class is loaded to find one."""

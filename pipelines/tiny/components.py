@@ -15,6 +15,9 @@ from transformers import (
     CLIPVisionConfig,
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
+    SiglipImageProcessor,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     T5Config,
     T5EncoderModel,
     UMT5Config,
@@ -31,6 +34,8 @@ __all__ = [
     "clip_text_encoder",
     "clip_vision_encoder",
     "ready",
+    "siglip_image_processor",
+    "siglip_vision_encoder",
     "t5_encoder",
     "umt5_encoder",
     "without_spread",
@@ -74,12 +79,13 @@ def clip_text_encoder(*, layers: int = 3, positions: int = 77, projects: bool = 
     return ready(CLIPTextModelWithProjection(config) if projects else CLIPTextModel(config))
 
 
-def clip_vision_encoder(*, layers: int = 3, image_size: int = 32, projects: bool = False) -> Any:
+def clip_vision_encoder(*, layers: int = 3, image_size: int = 32, patch_size: int = 8, projects: bool = False) -> Any:
     """Return a CLIP image encoder for `clip_image_processor`.
 
     Args:
         layers: Number of layers.
         image_size: Height and width in pixels.
+        patch_size: Height and width in pixels of what becomes a token.
         projects: Whether it is the model with a projection, which returns `image_embeds`.
     """
     config = CLIPVisionConfig(
@@ -89,7 +95,7 @@ def clip_vision_encoder(*, layers: int = 3, image_size: int = 32, projects: bool
         num_hidden_layers=layers,
         num_attention_heads=2,
         image_size=image_size,
-        patch_size=8,
+        patch_size=patch_size,
     )
     return ready(CLIPVisionModelWithProjection(config) if projects else CLIPVisionModel(config))
 
@@ -97,6 +103,29 @@ def clip_vision_encoder(*, layers: int = 3, image_size: int = 32, projects: bool
 def clip_image_processor(*, image_size: int = 32) -> Any:
     """Return the processor that makes pixels for `clip_vision_encoder`."""
     return CLIPImageProcessor(size={"shortest_edge": image_size}, crop_size={"height": image_size, "width": image_size})
+
+
+def siglip_vision_encoder(*, layers: int = 3, image_size: int = 32) -> Any:
+    """Return a SigLIP image encoder for `siglip_image_processor`.
+
+    Args:
+        layers: Number of layers.
+        image_size: Height and width in pixels.
+    """
+    config = SiglipVisionConfig(
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=2 * TEXT_WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        image_size=image_size,
+        patch_size=8,
+    )
+    return ready(SiglipVisionModel(config))
+
+
+def siglip_image_processor(*, image_size: int = 32) -> Any:
+    """Return the processor that makes pixels for `siglip_vision_encoder`."""
+    return SiglipImageProcessor(size={"height": image_size, "width": image_size})
 
 
 def t5_encoder(*, layers: int = 3, width: int = TEXT_WIDTH, vocabulary_size: int = T5_VOCABULARY_SIZE) -> Any:
@@ -138,9 +167,9 @@ def autoencoder_kl(*, latent_channels: int = 4, widths: tuple[int, ...] = (16, 3
 
 
 def without_spread(autoencoder: Any) -> Any:
-    """Return an `autoencoder_kl` whose encodings are certain, for pipelines that draw from them with no generator of their caller's.
+    """Return an autoencoder whose encodings are certain, for pipelines that draw from them with no generator of their caller's.
 
-    Their deviation is the least that there is, and lost beside a mean that large; its shift and scale give usual latents.
+    Their deviation is the least that there is, and lost beside a mean that large; shift and scale of it give usual latents.
     """
     last = autoencoder.encoder.conv_out if autoencoder.quant_conv is None else autoencoder.quant_conv
     mean, log_variance = last.bias.chunk(2)
@@ -148,7 +177,10 @@ def without_spread(autoencoder: Any) -> Any:
         mean += _LARGE
         last.weight[mean.numel() :] = 0.0
         log_variance.fill_(-_LARGE)
-    autoencoder.register_to_config(shift_factor=_LARGE, scaling_factor=1.0)
+    if "latents_mean" in autoencoder.config:
+        autoencoder.register_to_config(latents_mean=[_LARGE] * mean.numel(), latents_std=[1.0] * mean.numel())
+    else:
+        autoencoder.register_to_config(shift_factor=_LARGE, scaling_factor=1.0)
     return autoencoder
 
 

@@ -12,13 +12,19 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+    Qwen2VLProcessor,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
+    T5GemmaConfig,
+    T5GemmaEncoderModel,
 )
 
 from pipelines.tiny.components import TEXT_WIDTH, ready
@@ -33,6 +39,7 @@ from pipelines.tiny.tokenizers import (
     QWEN_PAD,
     QWEN_SPECIALS,
     QWEN_VOCABULARY_SIZE,
+    qwen_tokenizer,
 )
 
 __all__ = [
@@ -40,9 +47,12 @@ __all__ = [
     "gemma3_encoder",
     "glm_encoder",
     "llama_encoder",
+    "llava_encoder",
     "mistral3_encoder",
     "qwen3_encoder",
     "qwen25_vl_encoder",
+    "qwen25_vl_processor",
+    "t5gemma_encoder",
 ]
 
 _GEMMA_TOKENS = {"pad_token_id": GEMMA_PAD, "eos_token_id": GEMMA_EOS, "bos_token_id": GEMMA_BOS}
@@ -78,6 +88,22 @@ def qwen25_vl_encoder(*, layers: int = 3) -> Any:
         }.items()
     }
     return ready(Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **specials)))
+
+
+def qwen25_vl_processor() -> Any:
+    """Return the processor that makes tokens and patches for `qwen25_vl_encoder`: of each picture 56 x 56 pixels, four tokens.
+
+    It is put together by hand, as its own constructor asks for a processor of videos, and that for torchvision. It cannot be saved.
+    """
+    area, tokenizer = 56 * 56, qwen_tokenizer()
+    processor: Any = Qwen2VLProcessor.__new__(Qwen2VLProcessor)
+    processor.image_processor = Qwen2VLImageProcessorPil(size={"shortest_edge": area, "longest_edge": area}, patch_size=14, merge_size=2)
+    processor.tokenizer, processor.video_processor, processor.chat_template = tokenizer, None, tokenizer.chat_template
+    for kind in ("image", "video"):
+        token = f"<|{kind}_pad|>"
+        setattr(processor, f"{kind}_token", token)
+        setattr(processor, f"{kind}_token_id", tokenizer.convert_tokens_to_ids(token))
+    return processor
 
 
 def gemma3_encoder(*, layers: int = 3) -> Any:
@@ -127,6 +153,36 @@ def llama_encoder(*, layers: int = 3, head: bool = False) -> Any:
     return ready(LlamaForCausalLM(config) if head else LlamaModel(config))
 
 
+def llava_encoder(*, layers: int = 3, picture_token: int) -> Any:
+    """Return a Llava model for `llama_tokenizer`; it reads text, and pictures of 32 x 32 pixels as 16 tokens, and its head is not tied.
+
+    Args:
+        layers: Number of layers.
+        picture_token: Id of the token that stands for a picture.
+    """
+    text = {
+        "model_type": "llama",
+        **_text_settings(layers, LLAMA_VOCABULARY_SIZE),
+        "head_dim": 8,
+        "max_position_embeddings": 1024,
+        "pad_token_id": LLAMA_EOS,
+        "bos_token_id": LLAMA_BOS,
+        "eos_token_id": LLAMA_EOS,
+    }
+    vision = {
+        "model_type": "clip_vision_model",
+        "hidden_size": TEXT_WIDTH,
+        "intermediate_size": 2 * TEXT_WIDTH,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    special = {"image_token_index": picture_token, "pad_token_id": LLAMA_EOS}
+    config = LlavaConfig(text_config=text, vision_config=vision, image_seq_length=16, **special)
+    return ready(LlavaForConditionalGeneration(config))
+
+
 def mistral3_encoder(*, layers: int = 3) -> Any:
     """Return a Mistral 3 model for `qwen_tokenizer`; it reads text and pictures."""
     vision = {
@@ -153,6 +209,14 @@ def qwen3_encoder(*, layers: int = 3, head: bool = False) -> Any:
     settings = {**_text_settings(layers, QWEN_VOCABULARY_SIZE), "head_dim": 8, "tie_word_embeddings": True, **_QWEN_TOKENS}
     config = Qwen3Config(**settings)
     return ready(Qwen3ForCausalLM(config) if head else Qwen3Model(config))
+
+
+def t5gemma_encoder(*, layers: int = 3) -> Any:
+    """Return the encoder of a T5Gemma for `gemma_tokenizer`."""
+    sizes = {"head_dim": 8, "sliding_window": 64, "query_pre_attn_scalar": 8, **_GEMMA_TOKENS}
+    half = {**_text_settings(layers, GEMMA_VOCABULARY_SIZE), **sizes}
+    config = T5GemmaConfig(encoder=half, decoder=half, is_encoder_decoder=False, vocab_size=GEMMA_VOCABULARY_SIZE)
+    return ready(T5GemmaEncoderModel(config))
 
 
 def _text_settings(layers: int, vocabulary_size: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import string
 from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import CLIPTokenizer, GemmaTokenizer, LlamaTokenizer, Qwen2Tokenizer, T5Tokenizer
+from transformers import CLIPTokenizer, GemmaTokenizer, LlamaTokenizer, Qwen2Tokenizer, RobertaTokenizer, T5Tokenizer
 
 __all__ = [
     "CLIP_BOS",
@@ -25,6 +25,7 @@ __all__ = [
     "gemma_tokenizer",
     "llama_tokenizer",
     "qwen_tokenizer",
+    "roberta_tokenizer",
     "t5_tokenizer",
 ]
 
@@ -92,6 +93,13 @@ def qwen_tokenizer(*, max_length: int = 4096) -> Any:
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=max_length, additional_special_tokens=list(QWEN_SPECIALS[1:]))
     tokenizer.chat_template = _CHAT
     return tokenizer
+
+
+def roberta_tokenizer(*, max_length: int = 77) -> Any:
+    """Return a RoBERTa tokenizer with one token a byte."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(ByteLevel.alphabet())]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    return RobertaTokenizer(vocab=vocabulary, merges=[], model_max_length=max_length)
 
 
 def gemma_tokenizer(*, max_length: int = 512) -> Any:

@@ -22,6 +22,7 @@ COUNTED = {
     "amused": 1,
     "amused_img2img": 1,
     "amused_inpaint": 1,
+    "aura_flow": 1,
     "cogvideox": 1,
     "cogvideox_fun_control": 1,
     "cogvideox_i2v": 1,
@@ -39,6 +40,7 @@ COUNTED = {
     "flux_controlnet": 2,
     "flux_img2img": 1,
     "flux_kontext": 1,
+    "hidream": 1,
     "hunyuan_dit": 1,
     "hunyuan_dit_controlnet": 1,
     "hunyuan_dit_pag": 1,
@@ -80,6 +82,9 @@ COUNTED = {
     "wan_i2v": 2,
     "wan_v2v": 1,
     "wan_vace": 1,
+    "z_image": 1,
+    "z_image_img2img": 1,
+    "z_image_inpaint": 1,
 }
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,1 @@
+"""AuraFlow: images from text, by a DiT of joint and single blocks."""
