@@ -23,4 +23,4 @@ class OmniAllegroPipeline(TransformerParts, AllegroPipeline):
         **ENTRY_POINTS,
         "": ("encode_prompt", "decode_latents"),
     }
-    __call__ = leaving_nothing(AllegroPipeline)
+    __call__ = leaving_nothing(AllegroPipeline.__call__)
