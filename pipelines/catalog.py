@@ -50,6 +50,32 @@ BUILT_IN = (
         "hunyuan_dit.cases:HUNYUAN_DIT_CONTROLNET",
     ),
     _entry("hunyuan_dit_pag", "hunyuan_dit.pipeline_hunyuan_dit:OmniHunyuanDiTPAGPipeline", "hunyuan_dit.cases:HUNYUAN_DIT_PAG"),
+    _entry(
+        "hunyuan_skyreels_i2v",
+        "hunyuan_video.pipeline_hunyuan_video:OmniHunyuanSkyreelsImageToVideoPipeline",
+        "hunyuan_video.cases:HUNYUAN_SKYREELS_IMAGE_TO_VIDEO",
+    ),
+    _entry("hunyuan_video", "hunyuan_video.pipeline_hunyuan_video:OmniHunyuanVideoPipeline", "hunyuan_video.cases:HUNYUAN_VIDEO"),
+    _entry(
+        "hunyuan_video_15",
+        "hunyuan_video15.pipeline_hunyuan_video15:OmniHunyuanVideo15Pipeline",
+        "hunyuan_video15.cases:HUNYUAN_VIDEO_15",
+    ),
+    _entry(
+        "hunyuan_video_15_i2v",
+        "hunyuan_video15.pipeline_hunyuan_video15:OmniHunyuanVideo15ImageToVideoPipeline",
+        "hunyuan_video15.cases:HUNYUAN_VIDEO_15_IMAGE_TO_VIDEO",
+    ),
+    _entry(
+        "hunyuan_video_framepack",
+        "hunyuan_video.pipeline_hunyuan_video:OmniHunyuanVideoFramepackPipeline",
+        "hunyuan_video.cases:HUNYUAN_VIDEO_FRAMEPACK",
+    ),
+    _entry(
+        "hunyuan_video_i2v",
+        "hunyuan_video.pipeline_hunyuan_video:OmniHunyuanVideoImageToVideoPipeline",
+        "hunyuan_video.cases:HUNYUAN_VIDEO_IMAGE_TO_VIDEO",
+    ),
     _entry("latte", "latte.pipeline_latte:OmniLattePipeline", "latte.cases:LATTE"),
     _entry("ldm", "ddpm.pipeline_ddpm:OmniLDMPipeline", "ddpm.cases:LDM"),
     _entry("ldm_super_resolution", "ddpm.pipeline_ddpm:OmniLDMSuperResolutionPipeline", "ddpm.cases:LDM_SUPER_RESOLUTION"),
