@@ -7,17 +7,15 @@ from typing import Any
 __all__ = ["leaving_nothing"]
 
 
-def leaving_nothing(upstream: type) -> Callable[..., Any]:
+def leaving_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `__call__` that lets go, where upstream's ends in an error, of tensors on the device that upstream keeps then.
 
     Wan's VAE and those made after it keep features of the last frames on themselves while they work through a video; the pipeline
     keeps the present time. Both let go of them when they are done, and not where an exception ends the work.
 
     Args:
-        upstream: The pipeline class whose `__call__` it stands for, with its signature.
+        function: The `__call__` that it stands for, with its signature.
     """
-    function: Callable[..., Any] = upstream.__call__
-
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -17,4 +17,4 @@ class OmniMochiPipeline(TransformerParts, MochiPipeline):
 
     _offload_plan: ClassVar[OffloadPlan] = T5_PLAN
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-    __call__ = leaving_nothing(MochiPipeline)
+    __call__ = leaving_nothing(MochiPipeline.__call__)

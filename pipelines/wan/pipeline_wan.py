@@ -21,14 +21,14 @@ class OmniWanPipeline(WanPartsOfTwo, WanPipeline):
     """`WanPipeline` that owns its offloading; Wan 2.1 and Wan 2.2's small model have one DiT, Wan 2.2 has two."""
 
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-    __call__ = leaving_nothing(WanPipeline)
+    __call__ = leaving_nothing(WanPipeline.__call__)
 
 
 class OmniLucyEditPipeline(WanPartsOfTwo, LucyEditPipeline):
     """`LucyEditPipeline` that owns its offloading; the VAE encodes the video to edit before the DiTs run."""
 
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-    __call__ = leaving_nothing(LucyEditPipeline)
+    __call__ = leaving_nothing(LucyEditPipeline.__call__)
 
 
 class OmniWanVACEPipeline(WanPartsOfTwo, WanVACEPipeline):
@@ -36,11 +36,11 @@ class OmniWanVACEPipeline(WanPartsOfTwo, WanVACEPipeline):
 
     _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(PLAN_OF_TWO, block_attrs=dict.fromkeys(PLAN_OF_TWO.block_attrs, _CONTROLLED))
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-    __call__ = leaving_nothing(WanVACEPipeline)
+    __call__ = leaving_nothing(WanVACEPipeline.__call__)
 
 
 class OmniWanVideoToVideoPipeline(WanParts, WanVideoToVideoPipeline):
     """`WanVideoToVideoPipeline` that owns its offloading; the VAE runs before the DiT too."""
 
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-    __call__ = leaving_nothing(WanVideoToVideoPipeline)
+    __call__ = leaving_nothing(WanVideoToVideoPipeline.__call__)

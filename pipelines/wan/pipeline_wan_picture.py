@@ -1,7 +1,8 @@
 """Pipelines with Wan's parts that begin with a picture and own their offloading: animating a figure, editing as a short video."""
 
+import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 from diffusers import ChronoEditPipeline, WanAnimatePipeline
@@ -17,7 +18,7 @@ class OmniChronoEditPipeline(WanPictureParts, ChronoEditPipeline):
     """`ChronoEditPipeline` that owns its offloading."""
 
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS_WITH_PICTURE
-    __call__ = leaving_nothing(ChronoEditPipeline)
+    __call__ = leaving_nothing(ChronoEditPipeline.__call__)
 
 
 class OmniWanAnimatePipeline(WanPictureParts, WanAnimatePipeline):
@@ -32,4 +33,14 @@ class OmniWanAnimatePipeline(WanPictureParts, WanAnimatePipeline):
         block_attrs={"transformer": ("motion_encoder.res_blocks", "blocks")},
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS_WITH_PICTURE
-    __call__ = leaving_nothing(WanAnimatePipeline)
+
+    @leaving_nothing
+    @functools.wraps(WanAnimatePipeline.__call__)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the pipeline; after an error the scheduler is set anew, as upstream does after each segment: it keeps samples."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except BaseException:
+            if (steps := getattr(self.scheduler, "num_inference_steps", None)) is not None:
+                self.scheduler.set_timesteps(steps)
+            raise
