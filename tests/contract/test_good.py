@@ -174,6 +174,39 @@ class Mixed(Denoiser):
         return x + self.blocks[0].scale(x)
 
 
+class Spread(Tiny):
+    """Decodes what lies in another order in memory than its shape says: torch folds such a product where the weight wants a gradient."""
+
+    class Autoencoder(nn.Module):
+        """Decodes each of sixteen places by itself."""
+
+        def __init__(self):
+            super().__init__()
+            self.decoder = nn.Linear(WIDTH, WIDTH)
+
+        def decode(self, latents):
+            scales = torch.linspace(0.5, 1.5, 16, device=latents.device, dtype=latents.dtype).view(4, 4)
+            return torch.tanh(self.decoder((latents.reshape(-1, WIDTH, 1, 1) * scales).permute(0, 2, 3, 1)))
+
+    _offload_entry_points = {"vae": ("decode",), "": ("encode_prompt",)}
+
+    def __init__(self):
+        super().__init__()
+        self.vae = self.Autoencoder().eval()
+
+
+def test_where_torch_computes_otherwise_in_inference_mode():
+    """A pipeline whose last bits follow from where it was created is compared with a resident run of one that was created there."""
+    case, made = case_of(Spread), []
+    for inside in (False, True):
+        with torch.inference_mode(inside):
+            pipeline = case.make_pipeline()
+        with torch.no_grad():
+            made.append(pipeline(**case.make_inputs(pipeline)))
+    assert not torch.equal(*made)
+    assert check_pipeline(case, checks=["check_inference_modes"]).named(Outcome.PASSED) == ("check_inference_modes",)
+
+
 RIGHT = {Tiny: 5, Adapting: 4, Together: 5, Resident: 5, Experts: 5, Nested: 5, Module: 7, Forms: 5, Unequal: 5, HandWritten: 10}
 """Right pipelines, and how many checks are left out of each in mode `module`."""
 
