@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from diffusers import ControlNetModel, UNet2DConditionModel
+from diffusers import ControlNetModel, ControlNetUnionModel, UNet2DConditionModel
 
 from pipelines.tiny.components import TEXT_WIDTH, ready
 
-__all__ = ["control_net", "ip_adapter", "unet_2d"]
+__all__ = ["control_net", "control_net_union", "ip_adapter", "unet_2d"]
 
 #: What a UNet and its ControlNet have in common: two levels, with cross attention in the first and in the middle block.
 _SIZES: dict[str, Any] = {
@@ -36,12 +36,26 @@ def unet_2d(**settings: Any) -> Any:
     return ready(UNet2DConditionModel(**{**defaults, **settings}))
 
 
-def control_net() -> Any:
+def control_net(**settings: Any) -> Any:
     """Return a ControlNet for `unet_2d`, whose latents have half the height and width of the pictures.
 
     Its convolutions that begin as zeros are filled with noise: it would have no effect otherwise.
+
+    Args:
+        settings: Settings of `ControlNetModel`, in place of those here or beside them.
     """
-    return ready(ControlNetModel(**_SIZES, conditioning_embedding_out_channels=(8, 16)))
+    return ready(ControlNetModel(**{**_SIZES, "conditioning_embedding_out_channels": (8, 16), **settings}))
+
+
+def control_net_union(**settings: Any) -> Any:
+    """Return a ControlNet for control pictures of two kinds, otherwise as `control_net`.
+
+    Args:
+        settings: Settings of `ControlNetUnionModel`, in place of those here or beside them.
+    """
+    sizes = {**_SIZES, "conditioning_embedding_out_channels": (8, 16), "num_control_type": 2, "num_trans_head": 2, **settings}
+    channels = dict.fromkeys(("num_trans_channel", "num_proj_channel"), sizes["block_out_channels"][0])
+    return ready(ControlNetUnionModel(**sizes, **channels))
 
 
 def ip_adapter(unet: Any, *, image_width: int = TEXT_WIDTH) -> dict[str, dict[str, torch.Tensor]]:
