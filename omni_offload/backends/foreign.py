@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from omni_offload.discovery import module_at
+from omni_offload.discovery import module_at, named_modules_of
 from omni_offload.errors import ComponentPathError, OffloadStateError
 
 __all__ = ["refuse_foreign_offload"]
@@ -29,7 +29,7 @@ def _found(pipeline: Any) -> Iterator[str]:
     if getattr(pipeline, "hf_device_map", None):
         yield f"the pipeline has a device_map ({pipeline.hf_device_map})"
     for name, component in _components(pipeline).items():
-        for path, module in component.named_modules(prefix=name):
+        for path, module in named_modules_of(component, name):
             what = _offloading(module)
             if what is not None:
                 yield f"{path} has {what}"

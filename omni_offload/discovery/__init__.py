@@ -18,6 +18,7 @@ from omni_offload.discovery.declarations import (
 from omni_offload.discovery.entry_points import EntryPoint, find_entry_points, resolve_entry_points
 from omni_offload.discovery.paths import all_components, find_module, is_path, module_at, modules_in, modules_outside
 from omni_offload.discovery.problems import Problems, class_name, nearest
+from omni_offload.discovery.walk import modules_of, named_modules_of, weights_of
 
 __all__ = [
     "LISTS",
@@ -38,9 +39,12 @@ __all__ = [
     "is_path",
     "module_at",
     "modules_in",
+    "modules_of",
     "modules_outside",
+    "named_modules_of",
     "nearest",
     "refuse_meta",
     "resolve_entry_points",
     "validate_declarations",
+    "weights_of",
 ]

@@ -10,6 +10,7 @@ from torch import nn
 from omni_offload.discovery.declarations import LISTS, declared_lists
 from omni_offload.discovery.paths import find_module, modules_in
 from omni_offload.discovery.problems import Problems, class_name
+from omni_offload.discovery.walk import modules_of
 from omni_offload.errors import OffloadStateError
 from omni_offload.protocols import supports_component_discovery
 
@@ -116,7 +117,7 @@ def _paths_by_kind(pipeline: object, problems: Problems) -> dict[str, tuple[str,
 
 def _check_nesting(found: Mapping[int, Component], problems: Problems) -> None:
     for outer in found.values():
-        inside = [found[id(module)] for module in outer.module.modules() if id(module) in found] if outer.module is not None else []
+        inside = [found[id(module)] for module in modules_of(outer.module) if id(module) in found] if outer.module is not None else []
         for inner in inside:
             if inner is not outer:
                 problems.about_path(f"component {inner.path!r} lies inside component {outer.path!r}; list one of them")
@@ -140,7 +141,9 @@ def find_unlisted(pipeline: object, paths: Iterable[str], components: Iterable[n
         Path -> what it holds; modules that hold a component, and the pipeline itself, only where they hold parameters of their own.
     """
     modules = list(components)
-    search = _Unlisted(listed={id(module) for module in modules}, managed={id(p) for module in modules for p in module.parameters()})
+    inside = [part for module in modules for part in modules_of(module)]
+    managed = {id(p) for part in inside for p in part._parameters.values()}  # noqa: SLF001  (parameters() looks at each by name)
+    search = _Unlisted(listed={id(module) for module in modules}, managed=managed)
     if isinstance(pipeline, nn.Module):
         search.add_own("", pipeline)
     search.add_children("", pipeline)

@@ -19,6 +19,7 @@ from omni_offload.discovery import (
     module_at,
     modules_outside,
     nearest,
+    weights_of,
 )
 from omni_offload.plan.declared import check_plan, pipeline_plan
 from omni_offload.plan.model import PlannedComponent, ResolvedOffloadPlan, Treatment
@@ -83,10 +84,9 @@ def _resolve(pipeline: object, config: OffloadConfig, *, served: bool) -> Resolv
 
 def _check_initialised(components: Iterable[Component], problems: Problems) -> None:
     for component in components:
-        weights = component.module.named_parameters() if component.module is not None else ()
-        buffers = component.module.named_buffers() if component.module is not None else ()
-        names = [f"{component.path}.{name}" for name, tensor in (*weights, *buffers) if is_lazy(tensor)]
-        if names:
+        if component.module is not None and any(map(is_lazy, weights_of(component.module))):
+            weights = (*component.module.named_parameters(), *component.module.named_buffers())
+            names = [f"{component.path}.{name}" for name, tensor in weights if is_lazy(tensor)]
             problems.about_config(f"{', '.join(names)} have no shape yet, so that no bytes can be counted; run {component.path!r} once")
 
 

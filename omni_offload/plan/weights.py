@@ -1,7 +1,6 @@
 """How many bytes a module holds."""
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import torch
@@ -9,6 +8,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from omni_offload.discovery import weights_of
 
 __all__ = ["has_address", "plain_tensors", "weight_bytes"]
 
@@ -25,7 +26,7 @@ def weight_bytes(module: nn.Module) -> int:
     """
     spans: dict[torch.device, list[tuple[int, int]]] = {}
     total = 0
-    plain = {id(inner): inner for tensor in chain(module.parameters(), module.buffers()) for inner in plain_tensors(tensor)}
+    plain = {id(inner): inner for tensor in weights_of(module) for inner in plain_tensors(tensor)}
     for tensor in plain.values():
         if is_lazy(tensor):
             continue

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
-from omni_offload.discovery import modules_outside
+from omni_offload.discovery import modules_of, modules_outside
 from omni_offload.residency.tables import leaves_in
 from omni_offload.residency.tensors import ALIGNMENT, Entry, align, group_by_bytes
 
@@ -89,12 +89,12 @@ class Partition:
         """Return, by the tensor's id, which blocks have it; -1 stands for what lies outside of blocks, or is to stay."""
         within: dict[int, int] = {}
         for index, (_, block) in enumerate(self.blocks):
-            within.update((id(module), -1 if id(module) in within else index) for module in block.modules())
-        staying = [module for part in self._staying for module in part.modules()]
+            within.update((id(module), -1 if id(module) in within else index) for module in modules_of(block))
+        staying = [module for part in self._staying for module in modules_of(part)]
         staying += modules_outside(self.component, (block for _, block in self.blocks))
         within.update((id(module), -1) for module in staying)
         having: dict[int, set[int]] = {}
-        for module in self.component.modules():
+        for module in modules_of(self.component):
             for tensor in leaves_in(module):
                 having.setdefault(id(tensor), set()).add(within.get(id(module), -1))
         return having

@@ -2,12 +2,14 @@
 
 import itertools
 import operator
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from omni_offload.discovery import named_modules_of
 from omni_offload.errors import OffloadConfigError
 from omni_offload.residency.derived import DerivedTensors, derived_names
 from omni_offload.residency.subclasses import Wrapper, leaves_of, wrapper_problem
@@ -18,6 +20,8 @@ __all__ = ["Tables", "collect", "leaves_in"]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TABLES = ("_parameters", "_buffers", "_modules")
 _VALUES_OF = operator.methodcaller("values")
+#: Types of what stands in most modules.
+_USUAL = {bool, int, float, str, tuple, list, dict, set, type(None), OrderedDict}
 
 
 class Tables:
@@ -63,7 +67,8 @@ class Tables:
 
 def _any_tensor(values: Iterable[Any]) -> bool:
     """Whether there is a tensor among some values: by their types, of which there are few, at a third of the time."""
-    return any(issubclass(kind, torch.Tensor) for kind in {*map(type, values)})
+    kinds = {*map(type, values)} - _USUAL
+    return bool(kinds) and any(issubclass(kind, torch.Tensor) for kind in kinds)
 
 
 def _tensor_attributes(state: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
@@ -85,7 +90,7 @@ def collect(modules: Mapping[str, torch.nn.Module]) -> tuple[list[Entry], Tables
     found = _Found()
     with torch._C.DisableTorchFunction():  # noqa: SLF001  (a subclass must not see it)
         for root, top in modules.items():
-            for path, module in top.named_modules():
+            for path, module in named_modules_of(top):
                 found.add(f"{root}.{path}" if path else root, module)
     if found.problems:
         raise OffloadConfigError("these tensors cannot be offloaded: " + "; ".join(found.problems))

@@ -155,14 +155,17 @@ class Placement:
 
 def view_of(raw: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
     """Return a tensor shaped and strided as `like`, of its kind (inference or normal), on the bytes of `raw` from `offset`."""
-    with torch.inference_mode(mode=like.is_inference()):
-        if like.numel() == 0:
-            return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=raw.device)
-        at = (raw.storage_offset() + offset) // like.dtype.itemsize
-        view = torch.empty(0, dtype=like.dtype, device=raw.device).set_(raw.untyped_storage(), at, like.size(), like.stride())
-        if like.is_conj():
-            view = view.conj()
-        return torch._neg_view(view) if like.is_neg() else view  # noqa: SLF001  (the only way to set the bit)
+    inference = like.is_inference()
+    if inference is not torch.is_inference_mode_enabled():  # to enter the mode that is on takes longer than all of the rest
+        with torch.inference_mode(mode=inference):
+            return view_of(raw, offset, like)
+    if like.numel() == 0:
+        return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=raw.device)
+    at = (raw.storage_offset() + offset) // like.dtype.itemsize
+    view = torch.empty(0, dtype=like.dtype, device=raw.device).set_(raw.untyped_storage(), at, like.size(), like.stride())
+    if like.is_conj():
+        view = view.conj()
+    return torch._neg_view(view) if like.is_neg() else view  # noqa: SLF001  (the only way to set the bit)
 
 
 #: The bytes that one tensor lies in: address of the first, address after the last, the tensor.

@@ -325,7 +325,7 @@ LAYERS = (
     Mutant(
         "declared-parts-travel",
         "residency/partition.py",
-        "[module for part in self._staying for module in part.modules()]",
+        "[module for part in self._staying for module in modules_of(part)]",
         "list[torch.nn.Module]()",
         "rest_submodules are gone when their block is",
         (f"{_LAYERS}test_rest_submodules",),

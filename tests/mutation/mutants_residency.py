@@ -94,8 +94,8 @@ RESIDENCY = (
     Mutant(
         "conjugate-bit-dropped",
         "residency/tensors.py",
-        "        if like.is_conj():\n",
-        "        if False:\n",
+        "    if like.is_conj():\n",
+        "    if False:\n",
         "a conjugated view comes back without its bit",
         ("tests/residency/test_tensors.py::test_a_view_of_other_bytes_has_shape_strides_bits_and_kind_of_its_tensor",),
     ),
