@@ -30,17 +30,12 @@ NOT_IN_BFLOAT16 = {
 
 BFLOAT16 = [case.cast(torch.bfloat16) for case in CASES]
 
-#: What every run takes in float32: a DiT with two encoders, a UNet with two co-residents, and a pipeline that drives itself.
-ALWAYS = ("flux", "stable_diffusion_multi_controlnet", "wan_2_1_i2v")
+#: What every run takes in float32, by mode: a DiT with two encoders, a UNet with two co-residents, and a pipeline that drives itself.
+ALWAYS = {"module": ("flux", "stable_diffusion_multi_controlnet", "wan_2_1_i2v"), "layer": ("flux",)}
 
-#: How many runs take every case once, in either type.
-ROUNDS = 3
-
-#: What every run takes in mode `layer` with all checks.
-ALWAYS_IN_LAYER_MODE = ("flux",)
-
-#: How many runs take every other case once in mode `layer`, in both types; and, of all checks, how many take each.
-LAYER_ROUNDS, LAYER_PARTS = 12, 6
+#: How many runs take everything else once: every case, in either type, in either mode. A run has about nine minutes of two cores for
+#: its part; `make test-all` takes all.
+ROUNDS = 8
 
 
 def rotation() -> str:
@@ -53,14 +48,13 @@ def rotation() -> str:
     return done.stdout.strip() or "0"
 
 
-def chosen(cases, given=None):
-    """Return the part of some cases that this run takes beside `ALWAYS`."""
+def chosen(mode, given=None):
+    """Return the cases, of both types, that this run takes in a mode beside `ALWAYS`: of every mode and type about as many."""
     turn = int(given or rotation(), 16) % ROUNDS
-    return [case for case in cases if case.name not in ALWAYS][turn::ROUNDS]
-
-
-def chosen_in_layer_mode(checks, given=None):
-    """Return the cases that this run takes in mode `layer` beside `ALWAYS_IN_LAYER_MODE`, and the checks that it runs on them."""
-    turn = int(given or rotation(), 16)
-    others = [case for case in (*CASES, *BFLOAT16) if case.name not in ALWAYS_IN_LAYER_MODE]
-    return others[turn % LAYER_ROUNDS :: LAYER_ROUNDS], checks[turn // LAYER_ROUNDS % LAYER_PARTS :: LAYER_PARTS]
+    kinds = [("module", CASES), ("layer", CASES), ("module", BFLOAT16), ("layer", BFLOAT16)]
+    return [
+        case
+        for kind, (of_mode, cases) in enumerate(kinds)
+        for number, case in enumerate(cases)
+        if of_mode == mode and case.name not in ALWAYS[mode] and (number + kind * ROUNDS // len(kinds)) % ROUNDS == turn
+    ]

@@ -2,81 +2,60 @@
 
 import pytest
 import torch
-from contract_cases import (
-    ALWAYS,
-    ALWAYS_IN_LAYER_MODE,
-    BFLOAT16,
-    CASES,
-    LAYER_PARTS,
-    LAYER_ROUNDS,
-    NOT_IN_BFLOAT16,
-    ROUNDS,
-    chosen,
-    chosen_in_layer_mode,
-    rotation,
-)
+from contract_cases import ALWAYS, BFLOAT16, CASES, NOT_IN_BFLOAT16, ROUNDS, chosen, rotation
 
-from omni_offload.testing import all_checks, parametrize_with_checks
+from omni_offload.testing import parametrize_with_checks
 
 #: What a run takes follows from its commit; the end of its output says which, and how to take it again.
-FIXED = [case for case in CASES if case.name in ALWAYS]
-TURN = chosen(CASES)
-TURN_BFLOAT16 = chosen(BFLOAT16)
-FIXED_IN_LAYER_MODE = [case for case in CASES if case.name in ALWAYS_IN_LAYER_MODE]
-TURN_IN_LAYER_MODE, CHECKS_IN_LAYER_MODE = chosen_in_layer_mode(all_checks())
+FIXED = {mode: [case for case in CASES if case.name in names] for mode, names in ALWAYS.items()}
+TURN = {mode: chosen(mode) for mode in ALWAYS}
+OTHERS = {mode: [case for case in (*CASES, *BFLOAT16) if case not in (*FIXED[mode], *TURN[mode])] for mode in ALWAYS}
 
 
-def _note(record_property, cases):
-    record_property("rotation", f"OMNI_CONTRACT_ROTATION={rotation()} takes {', '.join(case.name for case in cases)}")
+def _note(record_property, mode):
+    names = ", ".join(case.name for case in TURN[mode])
+    record_property("rotation", f"OMNI_CONTRACT_ROTATION={rotation()} takes in mode {mode}: {names}")
 
 
-@parametrize_with_checks(FIXED)
+@parametrize_with_checks(FIXED["module"])
 def test_contract(check):
     """The pipeline keeps one rule of the contract; where much could be tried, a seeded sample is."""
     check()
 
 
-@pytest.mark.rotating
-@parametrize_with_checks(TURN)
-def test_contract_of_a_third(check, record_property):
-    """The pipeline keeps one rule of the contract; each run takes a third of the cases."""
-    _note(record_property, TURN)
-    check()
-
-
-@pytest.mark.rotating
-@parametrize_with_checks(TURN_BFLOAT16)
-def test_contract_in_bfloat16(check, record_property):
-    """The pipeline keeps one rule of the contract in bfloat16; each run takes a third of the cases."""
-    _note(record_property, TURN_BFLOAT16)
-    check()
-
-
-@pytest.mark.exhaustive
-@parametrize_with_checks([case for case in (*CASES, *BFLOAT16) if case not in (*FIXED, *TURN, *TURN_BFLOAT16)])
-def test_contract_of_the_others(check):
-    """The pipeline keeps one rule of the contract, in either type; all the cases that the run does not take anyway."""
-    check()
-
-
-@parametrize_with_checks(FIXED_IN_LAYER_MODE, mode="layer")
+@parametrize_with_checks(FIXED["layer"], mode="layer")
 def test_contract_in_layer_mode(check):
     """The pipeline keeps one rule of the contract where its blocks stream."""
     check()
 
 
 @pytest.mark.rotating
-@parametrize_with_checks(TURN_IN_LAYER_MODE, mode="layer", checks=CHECKS_IN_LAYER_MODE)
-def test_contract_in_layer_mode_of_some(check, record_property):
-    """The pipeline keeps one rule of the contract where its blocks stream; each run takes some cases, in either type, and some checks."""
-    _note(record_property, TURN_IN_LAYER_MODE)
+@parametrize_with_checks(TURN["module"])
+def test_contract_of_a_part(check, record_property):
+    """The pipeline keeps one rule of the contract, in its type; each run takes a part of the cases."""
+    _note(record_property, "module")
+    check()
+
+
+@pytest.mark.rotating
+@parametrize_with_checks(TURN["layer"], mode="layer")
+def test_contract_in_layer_mode_of_a_part(check, record_property):
+    """The pipeline keeps one rule of the contract where its blocks stream, in its type; each run takes a part of the cases."""
+    _note(record_property, "layer")
     check()
 
 
 @pytest.mark.exhaustive
-@parametrize_with_checks([case for case in (*CASES, *BFLOAT16) if case not in FIXED_IN_LAYER_MODE], mode="layer")
+@parametrize_with_checks(OTHERS["module"])
+def test_contract_of_the_others(check):
+    """The pipeline keeps one rule of the contract, in either type; all the cases that the run does not take anyway."""
+    check()
+
+
+@pytest.mark.exhaustive
+@parametrize_with_checks(OTHERS["layer"], mode="layer")
 def test_contract_in_layer_mode_of_the_others(check):
-    """The pipeline keeps one rule of the contract where its blocks stream, in either type."""
+    """The pipeline keeps one rule of the contract where its blocks stream, in either type; all that the run does not take anyway."""
     check()
 
 
@@ -102,20 +81,22 @@ def test_who_runs_in_bfloat16(case):
     assert expected in problem
 
 
-@pytest.mark.parametrize("cases", [CASES, BFLOAT16], ids=["float32", "bfloat16"])
-def test_rotation_takes_every_case(cases):
-    """So many turns in a row take every case once that not every run takes; the same commit takes the same cases."""
-    turns = [chosen(cases, f"{number:x}") for number in range(ROUNDS)]
-    assert sorted(case.name for turn in turns for case in turn) == sorted(case.name for case in cases if case.name not in ALWAYS)
-    assert chosen(CASES, rotation()) == TURN
-    assert {case.name for case in FIXED} == set(ALWAYS)
+@pytest.mark.parametrize("mode", ALWAYS)
+def test_rotation_takes_every_case(mode):
+    """So many turns in a row take every case in either type once that not every run takes; the same commit takes the same cases."""
+    turns = [chosen(mode, f"{number:x}") for number in range(ROUNDS)]
+    names = [case.name for case in (*CASES, *BFLOAT16)]
+    assert sorted(case.name for turn in turns for case in turn) == sorted(name for name in names if name not in ALWAYS[mode])
+    assert chosen(mode, rotation()) == TURN[mode]
+    assert {case.name for case in FIXED[mode]} == set(ALWAYS[mode])
+    assert sorted(case.name for case in (*FIXED[mode], *TURN[mode], *OTHERS[mode])) == sorted(names)
 
 
-def test_rotation_takes_every_check_in_layer_mode():
-    """So many turns in a row run every check once on every case, in either type, that not every run takes in mode `layer`."""
-    checks = all_checks()
-    turns = [chosen_in_layer_mode(checks, f"{number:x}") for number in range(LAYER_ROUNDS * LAYER_PARTS)]
-    found = sorted((case.name, check.__name__) for cases, some in turns for case in cases for check in some)
-    others = [case.name for case in (*CASES, *BFLOAT16) if case.name not in ALWAYS_IN_LAYER_MODE]
-    assert found == sorted((name, check.__name__) for name in others for check in checks)
-    assert {case.name for case in FIXED_IN_LAYER_MODE} == set(ALWAYS_IN_LAYER_MODE)
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_turns_are_of_one_size(number):
+    """Every turn takes about as much: of each mode, in each type, as many cases as any other, but for those that every run takes."""
+    for mode, fixed in ALWAYS.items():
+        kinds = {None: 0, torch.bfloat16: 0}
+        for case in chosen(mode, f"{number:x}"):
+            kinds[case.dtype] += 1
+        assert all(abs(found - len(CASES) / ROUNDS) < 1 + len(fixed) for found in kinds.values()), (mode, kinds)
