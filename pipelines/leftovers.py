@@ -6,24 +6,29 @@ from typing import Any
 
 __all__ = ["leaving_nothing"]
 
+_CLEARING = ("clear_cache", "_clear_conv_cache")
+"""Methods of VAEs that let go of what they keep: of Wan's and those made after it, of EasyAnimate's."""
+
 
 def leaving_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `__call__` that lets go, where upstream's ends in an error, of tensors on the device that upstream keeps then.
 
-    Wan's VAE and those made after it keep features of the last frames on themselves while they work through a video; the pipeline
-    keeps the present time. Both let go of them when they are done, and not where an exception ends the work.
+    Some VAEs keep features of the last frames on themselves while they work through a video; the pipeline keeps the present time.
+    Both let go of them when they are done, and not where an exception ends the work.
 
     Args:
         function: The `__call__` that it stands for, with its signature.
     """
+
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return function(self, *args, **kwargs)
         except BaseException:
             self._current_timestep = None
-            if hasattr(self.vae, "clear_cache"):
-                self.vae.clear_cache()
+            for name in _CLEARING:
+                if hasattr(self.vae, name):
+                    getattr(self.vae, name)()
             raise
 
     return call

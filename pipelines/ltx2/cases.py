@@ -10,16 +10,25 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     LTX2VideoTransformer3DModel,
 )
-from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder
+from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
+from diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora import LTX2ReferenceCondition
 
-from omni_offload.testing import PipelineCase
-from pipelines.ltx2.pipeline_ltx2 import OmniLTX2Pipeline
+from pipelines.ltx2.pipeline_ltx2 import (
+    OmniLTX2ConditionPipeline,
+    OmniLTX2ImageToVideoPipeline,
+    OmniLTX2InContextPipeline,
+    OmniLTX2LatentUpsamplePipeline,
+    OmniLTX2Pipeline,
+)
+from pipelines.tiny.cases import prompted_case
 from pipelines.tiny.components import TEXT_WIDTH, ready
+from pipelines.tiny.inputs import picture
 from pipelines.tiny.language import gemma3_encoder
-from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import gemma_tokenizer
+from pipelines.tiny.videos import clip
 
-__all__ = ["LTX2"]
+__all__ = ["LTX2", "LTX2_CONDITION", "LTX2_IMAGE_TO_VIDEO", "LTX2_IN_CONTEXT", "LTX2_LATENT_UPSAMPLE"]
 
 _TEXT_LAYERS = 2
 _VIDEO_CHANNELS = 8
@@ -111,8 +120,8 @@ def _vocoder() -> Any:
     )
 
 
-def _pipeline() -> OmniLTX2Pipeline:
-    return OmniLTX2Pipeline(
+def _pipeline(cls: Any) -> Any:
+    return cls(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=_vae(),
         audio_vae=_audio_vae(),
@@ -124,26 +133,65 @@ def _pipeline() -> OmniLTX2Pipeline:
     )
 
 
-def _make_inputs(_pipeline: Any) -> dict[str, Any]:
-    return {
-        "prompt": "a red cat",
-        "negative_prompt": "blurry",
-        "height": 32,
-        "width": 64,
-        "num_frames": 9,
-        "num_inference_steps": 2,
-        "spatio_temporal_guidance_blocks": [1],
-        "max_sequence_length": 32,
-        "output_type": "pt",
-        "generator": generator(),
-    }
+def _upsample() -> OmniLTX2LatentUpsamplePipeline:
+    upsampler = LTX2LatentUpsamplerModel(in_channels=_VIDEO_CHANNELS, mid_channels=32, num_blocks_per_stage=2)
+    return OmniLTX2LatentUpsamplePipeline(vae=_vae(), latent_upsampler=ready(upsampler))
 
 
 def _outputs(result: Any) -> list[torch.Tensor]:
     return [result.frames, result.audio]
 
 
-LTX2 = PipelineCase(
-    name="ltx2", make_pipeline=functools.partial(seeded_pipeline, 26, _pipeline), make_inputs=_make_inputs, outputs=_outputs
+_case = functools.partial(
+    prompted_case,
+    negative_prompt="blurry",
+    width=64,
+    num_frames=9,
+    spatio_temporal_guidance_blocks=[1],
+    max_sequence_length=32,
+    outputs=_outputs,
 )
+_ONE_GUIDANCE: dict[str, Any] = {"stg_scale": 0.0, "modality_scale": 1.0, "audio_stg_scale": 0.0, "audio_modality_scale": 1.0}
+
+LTX2 = _case("ltx2", lambda: _pipeline(OmniLTX2Pipeline), seed=26)
 """Text to video and sound, with all guidance: the DiT of two blocks runs three times a step."""
+
+LTX2_IMAGE_TO_VIDEO = _case(
+    "ltx2_i2v",
+    lambda: _pipeline(OmniLTX2ImageToVideoPipeline),
+    seed=210,
+    image=picture(width=64),
+    image_crf=0,
+    **_ONE_GUIDANCE,
+)
+"""Text and the first frame to video and sound."""
+
+LTX2_CONDITION = _case(
+    "ltx2_condition",
+    lambda: _pipeline(OmniLTX2ConditionPipeline),
+    seed=211,
+    conditions=[LTX2VideoCondition(frames=picture(width=64), index=1, strength=0.8, crf=0)],
+    **_ONE_GUIDANCE,
+)
+"""Text and the last frame to video and sound."""
+
+LTX2_IN_CONTEXT = _case(
+    "ltx2_in_context",
+    lambda: _pipeline(OmniLTX2InContextPipeline),
+    seed=212,
+    reference_conditions=[LTX2ReferenceCondition(frames=clip(9, width=64))],
+    **_ONE_GUIDANCE,
+)
+"""Text and a video to refer to, to video and sound."""
+
+LTX2_LATENT_UPSAMPLE = prompted_case(
+    "ltx2_latent_upsample",
+    _upsample,
+    seed=213,
+    leave_out=("prompt", "num_inference_steps"),
+    video=clip(9, width=64),
+    width=64,
+    num_frames=9,
+    adain_factor=0.5,
+)
+"""A video of twice the height and width: the VAE encodes and decodes."""

@@ -1,50 +1,68 @@
-"""`OmniLTX2Pipeline`: declares what an LTX-2 pipeline is made of, and inherits the rest."""
+"""LTX-2 pipelines that own their offloading: from text, from pictures and videos among the frames, and larger ones from latents."""
 
-import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from diffusers import LTX2Pipeline
+from diffusers import (
+    LTX2ConditionPipeline,
+    LTX2ImageToVideoPipeline,
+    LTX2InContextPipeline,
+    LTX2LatentUpsamplePipeline,
+    LTX2Pipeline,
+)
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
+from pipelines.ltx2.parts import ENTRY_POINTS, LTX2Parts, plan_for
 
-__all__ = ["OmniLTX2Pipeline"]
+__all__ = [
+    "OmniLTX2ConditionPipeline",
+    "OmniLTX2ImageToVideoPipeline",
+    "OmniLTX2InContextPipeline",
+    "OmniLTX2LatentUpsamplePipeline",
+    "OmniLTX2Pipeline",
+]
 
 _ENCODERS = ("text_encoder", "prompt_enhancer", "connectors", "duration_head")
+_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {**ENTRY_POINTS, "duration_head": ("predict_num_frames",)}
 
 
-class OmniLTX2Pipeline(OmniOffloadMixin, LTX2Pipeline):
-    """`LTX2Pipeline` that owns its offloading.
+class _TimedParts(LTX2Parts):
+    """The components of a pipeline that can choose the number of frames; `duration_head`, which does it, may be None."""
 
-    One DiT makes video and sound, in up to three runs a step; two VAEs decode them, and a vocoder turns the second one's
-    spectrograms into waves. The pipeline reads the VAEs' `latents_mean` and `latents_std` by itself, before it decodes: they are
-    on the host then, and it copies them to where the latents are. `prompt_enhancer` and `duration_head` may be None.
-    """
-
-    _dit_modules: ClassVar[list[str]] = ["transformer"]
     _encoder_modules: ClassVar[list[str]] = list(_ENCODERS)
-    _vae_modules: ClassVar[list[str]] = ["vae", "audio_vae", "vocoder"]
+    _offload_plan: ClassVar[OffloadPlan] = plan_for(*_ENCODERS)
 
-    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
-        block_attrs={"transformer": ("transformer_blocks",)},
-        encoder_block_attrs={
-            "text_encoder": ("model.language_model.layers",),
-            "prompt_enhancer": ("model.language_model.layers",),
-            "connectors": ("video_connector.transformer_blocks", "audio_connector.transformer_blocks"),
-        },
-        encoder_component_types=dict.fromkeys(_ENCODERS, "text_encoder"),
-    )
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "vae": ("encode", "decode"),
-        "audio_vae": ("encode", "decode"),
-        "text_encoder": ("generate",),
-        "prompt_enhancer": ("generate",),
-        "duration_head": ("predict_num_frames",),
-        "": ("encode_prompt", "enhance_prompt"),
-    }
 
-    @functools.wraps(LTX2Pipeline.enhance_prompt)
-    def enhance_prompt(self, *args: Any, **kwargs: Any) -> Any:
-        """Let the model write a longer prompt, on the device from the start: upstream moves it there by hand, which is idle then."""
-        with self.on_device("text_encoder" if self.prompt_enhancer is None else "prompt_enhancer"):
-            return super().enhance_prompt(*args, **kwargs)
+class OmniLTX2Pipeline(_TimedParts, LTX2Pipeline):
+    """`LTX2Pipeline` that owns its offloading."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
+
+
+class OmniLTX2ImageToVideoPipeline(_TimedParts, LTX2ImageToVideoPipeline):
+    """`LTX2ImageToVideoPipeline` that owns its offloading; the VAE encodes the first frame."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
+
+
+class OmniLTX2ConditionPipeline(_TimedParts, LTX2ConditionPipeline):
+    """`LTX2ConditionPipeline` that owns its offloading; the VAE encodes each picture and video that is to be among the frames."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
+
+
+class OmniLTX2InContextPipeline(LTX2Parts, LTX2InContextPipeline):
+    """`LTX2InContextPipeline` that owns its offloading; the VAE encodes the videos that an adapter of the DiT refers to."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+class OmniLTX2LatentUpsamplePipeline(OmniOffloadMixin, LTX2LatentUpsamplePipeline):
+    """`LTX2LatentUpsamplePipeline` that owns its offloading; the model that enlarges latents is its DiT."""
+
+    _dit_modules: ClassVar[list[str]] = ["latent_upsampler"]
+    _encoder_modules: ClassVar[list[str]] = []
+    _vae_modules: ClassVar[list[str]] = ["vae"]
+
+    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(block_attrs={"latent_upsampler": ("res_blocks", "post_upsample_res_blocks")})
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {"vae": ("encode", "decode")}

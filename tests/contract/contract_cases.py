@@ -22,8 +22,10 @@ CASES = [
 
 #: Cases that do not run in bfloat16 on the host without any offload, each with a part of the error that says why.
 NOT_IN_BFLOAT16 = {
+    "cosmos_video_to_world": "\"avg_pool3d_out_frame\" not implemented for 'BFloat16'",
     "ddim": "Got unsupported ScalarType BFloat16",
     "ldm": "Input type (float) and bias type (c10::BFloat16) should be the same",
+    "lucy_edit": "Input type (float) and bias type (c10::BFloat16) should be the same",
     "pndm": "Input type (float) and bias type (c10::BFloat16) should be the same",
     "score_sde_ve": "Input type (float) and bias type (c10::BFloat16) should be the same",
 }

@@ -1,0 +1,1 @@
+"""Cosmos: videos of a world and images, from text, from pictures and videos."""

@@ -1,0 +1,1 @@
+"""Sana Video: videos from text and from a picture, by a DiT of linear attention."""
