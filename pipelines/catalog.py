@@ -37,6 +37,22 @@ BUILT_IN = (
     _entry("cosmos_v2w", "cosmos.pipeline_cosmos:OmniCosmosVideoToWorldPipeline", "cosmos.cases:COSMOS_VIDEO_TO_WORLD"),
     _entry("ddim", "ddpm.pipeline_ddpm:OmniDDIMPipeline", "ddpm.cases:DDIM"),
     _entry("ddpm", "ddpm.pipeline_ddpm:OmniDDPMPipeline", "ddpm.cases:DDPM"),
+    _entry("deepfloyd_if", "deepfloyd_if.pipeline_if:OmniIFPipeline", "deepfloyd_if.cases:IF", "deepfloyd_if.cases:IF_WATERMARK"),
+    _entry("deepfloyd_if_img2img", "deepfloyd_if.pipeline_if:OmniIFImg2ImgPipeline", "deepfloyd_if.cases:IF_IMG2IMG"),
+    _entry(
+        "deepfloyd_if_img2img_super_resolution",
+        "deepfloyd_if.pipeline_if:OmniIFImg2ImgSuperResolutionPipeline",
+        "deepfloyd_if.cases:IF_IMG2IMG_SUPER_RESOLUTION",
+    ),
+    _entry("deepfloyd_if_inpainting", "deepfloyd_if.pipeline_if:OmniIFInpaintingPipeline", "deepfloyd_if.cases:IF_INPAINTING"),
+    _entry(
+        "deepfloyd_if_inpainting_super_resolution",
+        "deepfloyd_if.pipeline_if:OmniIFInpaintingSuperResolutionPipeline",
+        "deepfloyd_if.cases:IF_INPAINTING_SUPER_RESOLUTION",
+    ),
+    _entry(
+        "deepfloyd_if_super_resolution", "deepfloyd_if.pipeline_if:OmniIFSuperResolutionPipeline", "deepfloyd_if.cases:IF_SUPER_RESOLUTION"
+    ),
     _entry("digits", "flux.pipeline_flux:OmniFluxPipeline", "digits.cases:DIGITS"),
     _entry("dit", "dit.pipeline_dit:OmniDiTPipeline", "dit.cases:DIT"),
     _entry("flux", "flux.pipeline_flux:OmniFluxPipeline", "flux.cases:FLUX"),
@@ -85,6 +101,30 @@ BUILT_IN = (
         "hunyuan_video_i2v",
         "hunyuan_video.pipeline_hunyuan_video:OmniHunyuanVideoImageToVideoPipeline",
         "hunyuan_video.cases:HUNYUAN_VIDEO_IMAGE_TO_VIDEO",
+    ),
+    _entry("kandinsky22", "kandinsky22.pipeline_combined:OmniKandinskyV22CombinedPipeline", "kandinsky22.cases:COMBINED"),
+    _entry("kandinsky22_controlnet", "kandinsky22.pipeline_decoder:OmniKandinskyV22ControlnetPipeline", "kandinsky22.cases:CONTROLNET"),
+    _entry(
+        "kandinsky22_controlnet_img2img",
+        "kandinsky22.pipeline_decoder:OmniKandinskyV22ControlnetImg2ImgPipeline",
+        "kandinsky22.cases:CONTROLNET_IMG2IMG",
+    ),
+    _entry("kandinsky22_decoder", "kandinsky22.pipeline_decoder:OmniKandinskyV22Pipeline", "kandinsky22.cases:DECODER"),
+    _entry("kandinsky22_img2img", "kandinsky22.pipeline_decoder:OmniKandinskyV22Img2ImgPipeline", "kandinsky22.cases:IMG2IMG"),
+    _entry(
+        "kandinsky22_img2img_combined",
+        "kandinsky22.pipeline_combined:OmniKandinskyV22Img2ImgCombinedPipeline",
+        "kandinsky22.cases:IMG2IMG_COMBINED",
+    ),
+    _entry("kandinsky22_inpaint", "kandinsky22.pipeline_decoder:OmniKandinskyV22InpaintPipeline", "kandinsky22.cases:INPAINT"),
+    _entry(
+        "kandinsky22_inpaint_combined",
+        "kandinsky22.pipeline_combined:OmniKandinskyV22InpaintCombinedPipeline",
+        "kandinsky22.cases:INPAINT_COMBINED",
+    ),
+    _entry("kandinsky22_prior", "kandinsky22.pipeline_prior:OmniKandinskyV22PriorPipeline", "kandinsky22.cases:PRIOR"),
+    _entry(
+        "kandinsky22_prior_emb2emb", "kandinsky22.pipeline_prior:OmniKandinskyV22PriorEmb2EmbPipeline", "kandinsky22.cases:PRIOR_EMB2EMB"
     ),
     _entry("kandinsky5_i2v", "kandinsky5.pipeline_kandinsky5:OmniKandinsky5I2VPipeline", "kandinsky5.cases:KANDINSKY5_I2V"),
     _entry("kandinsky5_t2i", "kandinsky5.pipeline_kandinsky5:OmniKandinsky5T2IPipeline", "kandinsky5.cases:KANDINSKY5_T2I"),

@@ -16,10 +16,7 @@ __all__ = ["ALLEGRO"]
 
 
 def _vae() -> Any:
-    """Return a VAE that decodes, which it does in tiles only, and in whole ones.
-
-    Its weights ask for no gradient: torch multiplies what strides otherwise by one that does in another order.
-    """
+    """Return a VAE that decodes, which it does in tiles only, and in whole ones."""
     vae = ready(
         AutoencoderKLAllegro(
             in_channels=3,
@@ -35,7 +32,7 @@ def _vae() -> Any:
     )
     vae.enable_tiling()
     vae.kernel, vae.stride = (8, 16, 16), (8, 8, 8)
-    return vae.requires_grad_(requires_grad=False)
+    return vae
 
 
 def _transformer() -> Any:

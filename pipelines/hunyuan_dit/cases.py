@@ -68,11 +68,8 @@ def _transformer() -> Any:
 
 
 def _controlnet() -> Any:
-    """Return a ControlNet of half as many blocks, less one; `ready` fills its projections, which begin as zeros, with noise.
-
-    Its weights ask for no gradient: torch multiplies what strides otherwise by one that does in another order.
-    """
-    return ready(HunyuanDiT2DControlNetModel(**_BLOCKS, transformer_num_layers=_LAYERS)).requires_grad_(requires_grad=False)
+    """Return a ControlNet of half as many blocks, less one; `ready` fills its projections, which begin as zeros, with noise."""
+    return ready(HunyuanDiT2DControlNetModel(**_BLOCKS, transformer_num_layers=_LAYERS))
 
 
 def _vae() -> Any:

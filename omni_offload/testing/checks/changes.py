@@ -160,7 +160,8 @@ def check_replaced_component(bench: Bench) -> None:
     """A component replaced while enabled is in force at the next call, or refused; either way nothing of it is left after disable."""
     resident, pipeline, other = bench.fresh(), bench.fresh(), bench.fresh()
     bench.to_device(resident)
-    path = bench.reference.uses[-1].path
+    weighty = dict(probes(bench, resident))
+    path = next(use.path for use in reversed(bench.reference.uses) if use.path in weighty)
     for donor in (resident, other):
         edit_data(first_weight(dict(probes(bench, donor))[path]))
     expected = bench.call(resident)

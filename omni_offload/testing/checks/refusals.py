@@ -66,13 +66,17 @@ def check_autograd(bench: Bench) -> None:
     """A use that autograd would record is refused with OffloadStateError, and leaves nothing on the device."""
     pipeline = bench.fresh()
     base = bench.allocated()
-    for module in bench.components(pipeline).values():
+    recorded = set()
+    for path, module in bench.components(pipeline).items():
         parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
         if parameter is not None:
             parameter.requires_grad = True
+            recorded.add(path)
     cpu = torch.device("cpu")
     with bench.enabled(pipeline):
         for target in bench.used(pipeline):
+            if target.path not in recorded:
+                continue
             recording = bench.reference.recordings[str(target)]
             try:
                 with torch.enable_grad():
