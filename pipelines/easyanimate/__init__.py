@@ -1,0 +1,1 @@
+"""EasyAnimate: videos from text, and into a masked video."""
