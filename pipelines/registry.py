@@ -120,26 +120,21 @@ def _as_known(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in kwargs.items() if key not in asked}, known: next(iter(asked.values()))}
 
 
-def from_pipe(pipe: Any) -> Any:
+def from_pipe(pipe: Any, *, pipeline_class: type | None = None) -> Any:
     """Return a pipeline of the registered class over the same component objects, with the same configuration.
 
     No weight is copied, moved or cast. The original stays usable while the new one is not enabled.
 
     Args:
         pipe: A pipeline of an upstream class that a registered one stands for.
+        pipeline_class: A class that extends the pipe's own; None: the one that is registered for it.
 
     Raises:
-        PipelineLookupError: No pipeline is registered for exactly this class.
+        PipelineLookupError: No pipeline is registered for exactly this class, or the class that is given does not extend it.
     """
-    upstream = type(pipe)
-    name = f"{upstream.__module__}.{upstream.__qualname__}"
-    entry = _entry_for(upstream.__name__, asked=name, components=getattr(pipe, "components", ()))
-    cls: Any = entry.load()
-    if not issubclass(cls, upstream):
-        raise PipelineLookupError(
-            f"{upstream.__module__}.{upstream.__qualname__} has the name that {entry.pipeline!r} stands for, but is "
-            f"another class: its own methods would be lost. {_how_to_declare(upstream.__name__, pipe.components)}"
-        )
+    cls: Any = _registered_for(pipe) if pipeline_class is None else pipeline_class
+    if not issubclass(cls, type(pipe)):
+        raise PipelineLookupError(f"{_full_name(cls)} does not extend {_full_name(type(pipe))}: the pipe's own methods would be lost")
     components = pipe.components
     config = {key: value for key, value in pipe.config.items() if key not in components}
     _, parameters = cls._get_signature_keys(cls)
@@ -147,6 +142,23 @@ def from_pipe(pipe: Any) -> Any:
     made.register_to_config(**{key: value for key, value in config.items() if key not in parameters})
     made.set_progress_bar_config(**getattr(pipe, "_progress_bar_config", {}))
     return made
+
+
+def _registered_for(pipe: Any) -> type:
+    """Return the class that is registered for exactly the class of a pipe."""
+    upstream = type(pipe)
+    entry = _entry_for(upstream.__name__, asked=_full_name(upstream), components=getattr(pipe, "components", ()))
+    cls = entry.load()
+    if not issubclass(cls, upstream):
+        raise PipelineLookupError(
+            f"{_full_name(upstream)} has the name that {entry.pipeline!r} stands for, but is "
+            f"another class: its own methods would be lost. {_how_to_declare(upstream.__name__, pipe.components)}"
+        )
+    return cls
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _load_entry(point: EntryPoint) -> PipelineEntry:

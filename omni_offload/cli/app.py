@@ -184,6 +184,32 @@ def audit(
         raise typer.Exit(_FAILED)
 
 
+@app.command()
+def scaffold(
+    pipeline_class: Annotated[
+        str, typer.Argument(metavar="MODULE:CLASS", help="A diffusers pipeline class, such as diffusers:BriaPipeline.")
+    ],
+    *,
+    case: Annotated[
+        str, typer.Option(metavar="MODULE:CASE", help="A PipelineCase that makes a plain pipeline of it, or a function that returns one.")
+    ],
+    folder: Annotated[Path | None, typer.Option(help="Where the family's folder goes; left out: the working folder.")] = None,
+    name: Annotated[str | None, typer.Option(help="The family's name; left out: made of the class's name.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write the folder of a family: the class with its declarations, found by audits of the case, and a case for the contract.
+
+    No file is replaced.
+    """
+    from omni_offload.cli.scaffold import run_scaffold, show_scaffold
+
+    made = run_scaffold(pipeline_class, case=case, folder=folder, name=name)
+    if as_json:
+        _write(made.to_json())
+    else:
+        show_scaffold(made, _console())
+
+
 def _refuse(error: BaseException | str) -> int:
     sys.stderr.write(f"{PROGRAM}: {one_line(error)}\n")
     return BAD_INPUT

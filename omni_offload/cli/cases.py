@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -17,7 +18,7 @@ from omni_offload.cli.problems import InputError, one_line
 from omni_offload.cli.targets import is_folder, load_folder
 from omni_offload.testing import PipelineCase
 
-__all__ = ["Subject", "find_subjects", "importing_from_here"]
+__all__ = ["Subject", "find_subjects", "import_named", "importing_from_here"]
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -94,9 +95,41 @@ def importing_from_here() -> Iterator[None]:
 
 
 def _imported(reference: str) -> list[PipelineCase]:
+    module, found = _attribute(reference)
+    listed = list(found) if isinstance(found, list | tuple) else [found]
+    cases = [case for case in listed if isinstance(case, PipelineCase)]
+    if cases and len(cases) == len(listed):
+        return cases
+    known = [key for key, value in vars(module).items() if isinstance(value, PipelineCase)]
+    what = f"has no {reference.partition(':')[2]!r}"
+    if found is not None:
+        what = f"has {reference.partition(':')[2]!r}, a {type(found).__name__} and no PipelineCase"
+    raise InputError(f"{reference}: module {module.__name__!r} {what}; its cases are: {', '.join(known) or 'none'}")
+
+
+def import_named(reference: str) -> Any:
+    """Import what a reference names.
+
+    Args:
+        reference: `package.module:NAME`.
+
+    Raises:
+        InputError: It names nothing, or its module does not import.
+    """
+    if not _REFERENCE.fullmatch(reference):
+        raise InputError(f"{reference!r} is no MODULE:NAME, such as package.module:NAME")
+    module, found = _attribute(reference)
+    if found is None:
+        raise InputError(f"{reference}: module {module.__name__!r} has no {reference.partition(':')[2]!r}")
+    return found
+
+
+def _attribute(reference: str) -> tuple[ModuleType, Any]:
+    """Return a module and what it has under a name; None where it has nothing."""
     name, _, attribute = reference.partition(":")
     try:
         module = importlib.import_module(name)
+        return module, getattr(module, attribute, None)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise InputError(f"{reference}: there is no module {error.name!r} in the working folder or among what is installed") from error
@@ -104,14 +137,6 @@ def _imported(reference: str) -> list[PipelineCase]:
         raise InputError(
             f"{reference}: {name} does not import: {type(error).__name__}: {one_line(error)} ({frame.filename}, line {frame.lineno})"
         ) from error
-    found = getattr(module, attribute, None)
-    listed = list(found) if isinstance(found, list | tuple) else [found]
-    cases = [case for case in listed if isinstance(case, PipelineCase)]
-    if cases and len(cases) == len(listed):
-        return cases
-    known = [key for key, value in vars(module).items() if isinstance(value, PipelineCase)]
-    what = f"has no {attribute!r}" if found is None else f"has {attribute!r}, a {type(found).__name__} and no PipelineCase"
-    raise InputError(f"{reference}: module {name!r} {what}; its cases are: {', '.join(known) or 'none'}")
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from omni_offload.testing.audit.parts import Part, list_name, loose_parameters
 from omni_offload.testing.audit.places import Place, method_in
 from omni_offload.testing.audit.reads import StrayRead
 from omni_offload.testing.audit.report import Finding, HostRead
-from omni_offload.testing.audit.stacks import repeated_stacks, undeclared, with_stack
+from omni_offload.testing.audit.stacks import Stack, repeated_stacks, undeclared, with_stack
 
 __all__ = ["Advice"]
 
@@ -103,23 +103,28 @@ class Advice:
     def on_stacks(self) -> Iterator[Finding]:
         """Yield every repeated stack of denoisers and encoders that is not declared."""
         for part in self.parts:
-            if part.kind not in self.STREAMED:
-                continue
             field = "block_attrs" if part.kind == "dit" else "encoder_block_attrs"
-            stacks: Mapping[str, tuple[str, ...]] = getattr(self.declared.plan, field)
-            names = next((stacks[name] for name in part.names if name in stacks), ())
-            missing = undeclared(part, repeated_stacks(part, self.ran))
-            whole = names
-            for stack in missing:
-                whole = with_stack(whole, part, stack, self.ran)
-            for stack in missing:
+            for stack in self._missing(part):
                 blocks = f"{len(stack.blocks)} x {'/'.join(sorted({class_name(block) for block in stack.blocks}))}"
                 yield Finding(
                     item=Item("stack", stack.path),
                     component=part.path,
                     problem=f"{stack.path} ({blocks}) is not declared as blocks",
-                    line=f'OffloadPlan({field}={{"{part.path}": {_tuple(whole)}}})',
+                    line=f'OffloadPlan({field}={{"{part.path}": {_tuple(self.stack_names(part))}}})',
                 )
+
+    def stack_names(self, part: Part) -> tuple[str, ...]:
+        """Return the names of a component's stacks, the declared ones and those that are not, in the order in which they ran."""
+        stacks: Mapping[str, tuple[str, ...]] = (
+            self.declared.plan.block_attrs if part.kind == "dit" else self.declared.plan.encoder_block_attrs
+        )
+        names = next((stacks[name] for name in part.names if name in stacks), ())
+        for stack in self._missing(part):
+            names = with_stack(names, part, stack, self.ran)
+        return names
+
+    def _missing(self, part: Part) -> list[Stack]:
+        return undeclared(part, repeated_stacks(part, self.ran)) if part.kind in self.STREAMED else []
 
     def on_calls(self, callers: Mapping[str, set[str]]) -> Iterator[Finding]:
         """Yield the pipeline's public methods that use components, and count as no call: they need not, if nobody calls them alone."""

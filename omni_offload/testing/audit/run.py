@@ -55,6 +55,8 @@ class Run:
         parts: Its components.
         ran: Its modules that ran, by id, and when each did for the first time.
         uses: The components in the order of their uses.
+        callers: Public methods of the pipeline, and the components that were used in them.
+        advice: What to add to the declarations.
         report: What was found.
     """
 
@@ -65,13 +67,14 @@ class Run:
         if not self.parts:
             raise OffloadConfigError(f"{class_name(self.pipeline)} of case {case.name!r} has no component with weights: nothing to audit")
         self.ran: dict[int, int] = {}
-        self._callers: dict[str, set[str]] = {}
+        self.callers: dict[str, set[str]] = {}
         self._weights = Weights(self.parts)
         self._reads = Reads(self.pipeline, self._weights)
         self._activity = Activity(self._changed, lambda value: aligned(value, self._reads.bring))
         self._reads.activity = self._activity
         self._call(case)
         self.uses = tuple(self._activity.uses)
+        self.advice = Advice(self.pipeline, self.declared, self.parts, self.ran)
         self.report = self._make_report(case)
 
     def _call(self, case: PipelineCase) -> None:
@@ -91,36 +94,36 @@ class Run:
 
     def _note_callers(self, path: str, methods: Iterable[str]) -> None:
         for method in methods:
-            self._callers.setdefault(method, set()).add(path)
+            self.callers.setdefault(method, set()).add(path)
 
     def _make_report(self, case: PipelineCase) -> AuditReport:
         for read in self._reads.stray.values():
             self._note_callers(read.weight.part.path, public_methods(self.pipeline, read.place.steps))
-        advice = Advice(self.pipeline, self.declared, self.parts, self.ran)
+        advice = self.advice
         findings = (
             *advice.on_components(),
             *advice.on_reads(self._reads.stray.values()),
             *advice.on_stacks(),
         )
-        needed = {*self._activity.needed, *self._exercised(advice)}
+        needed = {*self._activity.needed, *self._exercised()}
         declared = [*self.declared.items()]
         return AuditReport(
             case=case.name,
             pipeline=type(self.pipeline).__name__,
             findings=findings,
-            suggestions=tuple(advice.on_calls(self._callers)),
+            suggestions=tuple(advice.on_calls(self.callers)),
             host_reads=advice.host_reads(self._reads.on_host.values(), self._reads.stray.values()),
             needed=tuple(item for item in declared if item in needed),
             not_exercised=tuple(item for item in declared if item not in needed),
             uses=self.uses,
         )
 
-    def _exercised(self, advice: Advice) -> Iterator[Item]:
+    def _exercised(self) -> Iterator[Item]:
         """Yield the components that hold weights, the stacks whose blocks ran and the calls that used components."""
         yield from (Item("component", part.path) for part in self.parts if part.listed and len(part.names) == 1)
-        yield from (Item("call", "", method) for method in self._callers)
+        yield from (Item("call", "", method) for method in self.callers)
         for part in self.parts:
-            if part.kind in advice.STREAMED:
+            if part.kind in self.advice.STREAMED:
                 yield from (Item("stack", stack.path) for stack in repeated_stacks(part, self.ran))
 
 
