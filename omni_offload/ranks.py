@@ -18,8 +18,8 @@ def gather_group(parallel_config: object, *, mesh: DeviceMesh | None = None) -> 
     """Return a new communicator of the ranks that hold equal weights and gather them: HSDP's shard axis, else data, else sequence parallel.
 
     Tensor-parallel ranks hold other weights, and are never in it. It is a communicator of its own, so that gathers of weights and
-    collectives of activations cannot come in another order on another rank; whoever asked for it destroys it. All ranks of it call
-    this, in the same order as other groups.
+    collectives of activations cannot come in another order on another rank. All ranks of it call this, in the same order as other
+    groups. Keep it: torch finds what was left of it where one is destroyed and made again.
 
     Args:
         parallel_config: A `DiffusionParallelConfig`, or any object with its attributes.

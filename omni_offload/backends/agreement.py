@@ -45,13 +45,15 @@ class Agreement:
         limit: How long a rank waits for the others at a step.
 
     Attributes:
+        ranks: As the argument.
+        limit: As the argument.
         over: Whether a step failed, so that nothing more is agreed on.
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], limit: dt.timedelta) -> None:
         self._group = group
-        self._ranks = tuple(ranks)
-        self._limit = limit
+        self.ranks = tuple(ranks)
+        self.limit = limit
         self.over = False
 
     def run(self, step: str, work: Callable[[], _Result], fact: Callable[[], Sequence[str]] = tuple) -> _Result:
@@ -114,7 +116,7 @@ class Agreement:
 
     def name(self, rank: int) -> str:
         """How messages call a rank of the group."""
-        return f"rank {self._ranks[rank]}"
+        return f"rank {self.ranks[rank]}"
 
     def _raise_failures(self, step: str, messages: Sequence[Message]) -> None:
         failed = [f"{self.name(rank)} ({message.error})" for rank, message in enumerate(messages) if message.error]
@@ -149,7 +151,7 @@ class Agreement:
             self.over = over
             return [Message(*json.loads(bytes(part[:length].tolist()))) for part, length in zip(parts, lengths.tolist(), strict=True)]
         except Exception as error:
-            ranks, limit = ", ".join(map(str, self._ranks)), self._limit.total_seconds()
+            ranks, limit = ", ".join(map(str, self.ranks)), self.limit.total_seconds()
             raise OffloadStateError(
                 f"not all of the ranks {ranks} came to {message.step!r} within {limit:g} s: {type(error).__name__}: {error}"
             ) from error

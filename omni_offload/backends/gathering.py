@@ -3,7 +3,7 @@
 import datetime as dt
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from omni_offload.accelerator import Accelerator
 from omni_offload.backends.agreement import Agreement
-from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.errors import OffloadStateError
 from omni_offload.ranks import gather_into, open_group
 from omni_offload.residency.shards import Landing
@@ -66,17 +65,15 @@ class Gathering:
 
     @classmethod
     def open(cls, ranks: Sequence[int], accelerator: Accelerator, *, chunk_bytes: int, limit: dt.timedelta) -> "Gathering":
-        """Make the communicators; the ranks of the group wait for one another.
+        """Take communicators that an earlier backend has given back, or make them; the ranks of the group wait for one another.
 
         Raises:
             OffloadStateError: Not all of them come within the limit.
         """
-        groups: list[dist.ProcessGroup] = []
+        spare = _spare(ranks, limit)
         try:
-            groups.append(open_group(ranks, backend="gloo", limit=limit))
-            groups.append(open_group(ranks, limit=limit / _SHARE))
+            groups = spare.pop() if spare else (open_group(ranks, backend="gloo", limit=limit), open_group(ranks, limit=limit / _SHARE))
         except Exception as error:
-            run_cleanup_steps(_closing(groups))
             raise OffloadStateError(
                 f"not all of the ranks {', '.join(map(str, ranks))} came to enable offload within {limit.total_seconds():g} s: "
                 f"{type(error).__name__}: {error}"
@@ -168,10 +165,32 @@ class Gathering:
         self.ended += "".join(others)
         return OffloadStateError(f"{step}: {self.ended}; {_ADVICE}")
 
-    def close(self) -> BaseException | None:
-        """Give the communicators back, without waiting for anyone. Idempotent; returns the first failure."""
+    def close(self) -> None:
+        """Gather nothing any more, and leave the communicators to the next backend of these ranks. Idempotent.
+
+        Those of ranks that came out of step are of no use to anyone: they stay, unused, until the world of processes is destroyed.
+        """
+        if not self.ended and not self.agreement.over:
+            spare = _spare(self.agreement.ranks, self.agreement.limit)
+            spare.append((self._host, self._weights))
         self.end("the offload was disabled")
-        return run_cleanup_steps(_closing([self._weights, self._host]))
+
+
+_Groups = tuple[dist.ProcessGroup, dist.ProcessGroup]
+
+#: Communicators that were given back, of the world of processes that there is now. None is destroyed: one that is made again would
+#: have the name of the former one, and would find the addresses that its ranks had then.
+_SPARE: dict[tuple[tuple[int, ...], dt.timedelta], list[_Groups]] = {}
+_WORLDS: list[object] = []
+
+
+def _spare(ranks: Sequence[int], limit: dt.timedelta) -> list[_Groups]:
+    """Return the communicators that some ranks may take, those for the host and for weights."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if [world] != _WORLDS:
+        _WORLDS[:] = [world]
+        _SPARE.clear()
+    return _SPARE.setdefault((tuple(ranks), limit), []) if world is not None else []
 
 
 def _backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
@@ -187,9 +206,3 @@ def _queued(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) ->
     if work is None:
         raise OffloadStateError("this rank is not in the group that it gathers with")
     return work
-
-
-def _closing(groups: Sequence[dist.ProcessGroup]) -> Iterator[tuple[str, Callable[[], None]]]:
-    for group in groups:
-        if dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:  # noqa: SLF001  (else the user closed all groups)
-            yield f"close {group.group_desc}", functools.partial(dist.destroy_process_group, group)

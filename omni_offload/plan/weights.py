@@ -56,4 +56,6 @@ def plain_tensors(tensor: Any) -> Iterator[Tensor]:
         return
     names, _ = tensor.__tensor_flatten__()
     for name in names:
-        yield from plain_tensors(getattr(tensor, name))
+        inner = getattr(tensor, name)
+        if isinstance(inner, Tensor):  # a distributed one names its mesh, too
+            yield from plain_tensors(inner)

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import datetime as dt
 import threading
-import types
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 
 from omni_offload import ModuleResidency, OffloadPlan
 from omni_offload.backends import base, distributed_layerwise, gathering
-from omni_offload.errors import OffloadConfigError, OffloadError, OffloadStateError
+from omni_offload.errors import OffloadError, OffloadStateError
 from omni_offload.testing import sim
 
 GATHER = {"layer_options": {"dit": {"weight_transfer": "allgather"}}}
@@ -157,7 +156,7 @@ def kept(backend):
 
 def same(pipe, plain):
     """Whether the DiT's weights are a plain pipeline's: bit for bit, whole, on the host, with their strides and ties."""
-    own, other = ({n: p for n, p in one.transformer.named_parameters(remove_duplicate=False)} for one in (pipe, plain))
+    own, other = (dict(one.transformer.named_parameters(remove_duplicate=False)) for one in (pipe, plain))
     ties = {n: [m for m, q in own.items() if q is p] for n, p in own.items()}
     return ties == {n: [m for m, q in other.items() if q is p] for n, p in other.items()} and all(
         torch.equal(p, other[n]) and p.stride() == other[n].stride() and p.device.type == "cpu" for n, p in own.items()

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from omni_offload import (
-    DistributedLayerwiseOffloadBackend,
     ModelLevelOffloadBackend,
     ModuleResidency,
     OffloadConfig,
@@ -158,15 +157,6 @@ def test_plans(device, pipe, kit, x, expected):
     with pytest.raises(OffloadConfigError, match="streams transformer, which model-level offload cannot"):
         ModelLevelOffloadBackend(MODULE, device, plan=attrs.evolve(plan, components=streaming)).enable(pipe)
     assert kit.hooks(pipe) == []
-
-
-def test_the_distributed_mode_is_refused_before_anything_is_touched(device, pipe, kit):
-    """The distributed strategy resolves, and cannot be enabled yet."""
-    backend = DistributedLayerwiseOffloadBackend(OffloadConfig(strategy=OffloadStrategy.DISTRIBUTED_LAYERWISE), device)
-    with pytest.raises(NotImplementedError, match="distributed_layerwise offload cannot be enabled yet"):
-        backend.enable(pipe)
-    assert kit.hooks(pipe) == []
-    assert backend_of(pipe) is None
 
 
 def test_ending_a_call_may_fail(backend, pipe, x):

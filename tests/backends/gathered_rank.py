@@ -1,0 +1,151 @@
+"""One rank of several that gather blocks, in a process of its own over gloo. Started by test_gathered_processes."""
+
+import datetime as dt
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from omni_offload import DiffusionParallelConfig, DLOTransfer, LayerOptions, OffloadConfig, OffloadStrategy, get_offload_backend
+from omni_offload.backends import DistributedLayerwiseOffloadBackend, manage
+from omni_offload.testing import sim
+
+rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+device = sim.install(races="record", poison=True)
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=dt.timedelta(seconds=60))
+DistributedLayerwiseOffloadBackend.time_limit = dt.timedelta(seconds=60)
+DistributedLayerwiseOffloadBackend.chunk_bytes = 16384
+
+
+def config(*, encoders, residents=0, **fields):
+    options = {"dit": LayerOptions(weight_transfer=DLOTransfer.ALLGATHER, resident_layers=residents)}
+    options["text_encoder"] = LayerOptions(weight_transfer=DLOTransfer.ALLGATHER if encoders else DLOTransfer.RANK_LOCAL)
+    return OffloadConfig(
+        strategy=OffloadStrategy.DISTRIBUTED_LAYERWISE,
+        layer_options=options,
+        parallel_config=DiffusionParallelConfig(**({"data_parallel_size": size} | fields)),
+    )
+
+
+def weights(pipe):
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+    return {f"{name}.{path}": t for name, part in parts.items() for path, t in (*part.named_parameters(), *part.named_buffers())}
+
+
+def run(target, *, encoders, residents=0, mesh=None, **fields):
+    """Enable, call twice, disable, and once more; every output and every weight is a resident run's."""
+    module, name = target.split(":")
+    case = getattr(importlib.import_module(module), name)
+    pipe, plain = case.make_pipeline(), case.make_pipeline()
+    if encoders:
+        plan = type(pipe)._offload_plan
+        pipe._offload_plan = attrs.evolve(plan, encoder_dlo_weight_replication=frozenset(plan.encoder_block_attrs))
+    with torch.no_grad():
+        want = case.outputs(plain(**case.make_inputs(plain)))
+    before = weights(pipe)
+    for _ in range(2):
+        backend = get_offload_backend(config(encoders=encoders, residents=residents, **fields), device, mesh=mesh)
+        manage(pipe, backend)
+        gathered = [residency for _, residency in backend._rotation.gathered]
+        whole = sum(block.host_bytes for one in gathered for block in one.ring.blocks.values())
+        held = sum(block.shard.nbytes for one in gathered for block in one.sharded_blocks)
+        assert held <= whole / size * 1.03, (held, whole, size)
+        rest = sum(member.owner.residency.master_bytes for member in backend._rotation.members.values()) - held
+        assert sim.pinned_bytes() <= 1.03 * (whole / size + rest), (held, rest, sim.pinned_bytes())
+        names = {one.name for one in gathered}
+        for _ in range(2):
+            with torch.no_grad():
+                made = case.outputs(pipe(**case.make_inputs(pipe)))
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(made, want, strict=True)), "other outputs"
+        _check_peak(backend)
+        backend.disable()
+    after = weights(pipe)
+    for name, tensor in weights(plain).items():
+        assert after[name] is before[name], name
+        assert torch.equal(after[name], tensor), name
+        assert after[name].stride() == tensor.stride(), name
+    assert sim.pinned_bytes() == 0
+    assert sim.races() == [], sim.races()[:3]
+    return {"gathered": sorted(names), "held": held, "whole": whole}
+
+
+def _check_peak(backend):
+    """No more is held on the device than what moves together takes: rests, residents, and the slots once."""
+    rotation = backend._rotation
+    groups = [rotation.room.companions(member) for member in rotation.members.values()]
+    needs = [sum(one.owner.residency.own_padded_bytes for one in group) for group in groups]
+    slots = max(residency.pool_bytes for _, residency in rotation.gathered)
+    others = [one.owner.residency.pool_bytes for one in rotation.members.values() if hasattr(one.owner.residency, "pool_bytes")]
+    assert backend.report().peak_device_bytes <= max(needs) + max(slots, *others), str(backend.report())
+
+
+def flux():
+    return run("pipelines.flux.cases:FLUX", encoders=False)
+
+
+def flux_with_encoders():
+    return run("pipelines.flux.cases:FLUX", encoders=True, residents=2)
+
+
+def wan():
+    return run("pipelines.wan.cases:WAN_2_2", encoders=False)
+
+
+def wan_with_encoders():
+    return run("pipelines.wan.cases:WAN_2_2", encoders=True)
+
+
+def qwen_image():
+    return run("pipelines.qwen_image.cases:QWEN_IMAGE", encoders=False)
+
+
+def qwen_image_with_encoders():
+    return run("pipelines.qwen_image.cases:QWEN_IMAGE", encoders=True)
+
+
+def by_mesh():
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    return run("pipelines.flux.cases:FLUX", encoders=False, mesh=mesh, data_parallel_size=size // 2, tensor_parallel_size=2)
+
+
+def killed():
+    """The last rank ends in the middle of a pass: every other one raises within the limit, and gives up cleanly."""
+    from pipelines.flux.cases import FLUX
+
+    pipe = FLUX.make_pipeline()
+    backend = get_offload_backend(config(encoders=False), device)
+    manage(pipe, backend)
+    blocks = pipe.transformer.single_transformer_blocks
+    if rank == size - 1:
+        blocks[1].register_forward_pre_hook(lambda *_: os._exit(0))
+    start, told = time.monotonic(), []
+    for action in (lambda: pipe(**FLUX.make_inputs(pipe)), lambda: pipe(**FLUX.make_inputs(pipe)), backend.disable):
+        try:
+            with torch.no_grad():
+                action()
+        except Exception as error:
+            told.append(f"{type(error).__name__}: {error}")
+    gc.collect()
+    torch.accelerator.synchronize()
+    return {
+        "told": told,
+        "seconds": time.monotonic() - start,
+        "left": [sim.allocated(), sim.pinned_bytes()],
+        "hooks": "forward" in blocks[0].__dict__,
+    }
+
+
+for scenario in sys.argv[4:]:
+    sys.stdout.write(json.dumps({scenario: globals()[scenario]()}) + "\n")
+    sys.stdout.flush()
+if "killed" in sys.argv:
+    os._exit(0)  # the group lacks a rank: nothing of it can be ended in order
+dist.destroy_process_group()
