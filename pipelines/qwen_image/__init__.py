@@ -1,1 +1,1 @@
-"""Qwen-Image: images from text, by a DiT with a vision-language model as text encoder."""
+"""Qwen-Image: images from text, pictures, masks and control pictures, by a DiT with a vision-language model as text encoder."""

@@ -9,7 +9,7 @@ from diffusers import QwenImagePipeline
 
 from omni_offload.testing import sim
 from pipelines.qwen_image.cases import QWEN_IMAGE
-from pipelines.qwen_image.pipeline_qwen_image import forget_positions
+from pipelines.qwen_image.parts import forget_positions
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,23 @@ FAST = ("flux", "wan_2_2_i2v")
 """The cases of the fast suite: one of the core's rotation, one that drives its offload itself."""
 
 
-NOT_SAVED = {"flux_multi_controlnet": "'FluxMultiControlNetModel' object has no attribute 'save_config'"}
+_NO_VIDEO_PROCESSOR = "'NoneType' object has no attribute '_auto_class'"
+
+NOT_SAVED = {
+    "flux_multi_controlnet": "'FluxMultiControlNetModel' object has no attribute 'save_config'",
+    "qwen_image_edit": _NO_VIDEO_PROCESSOR,
+    "qwen_image_edit_inpaint": _NO_VIDEO_PROCESSOR,
+    "qwen_image_edit_plus": _NO_VIDEO_PROCESSOR,
+    "qwen_image_layered": _NO_VIDEO_PROCESSOR,
+    "sd3_multi_controlnet": "'SD3MultiControlNetModel' object has no attribute 'save_config'",
+}
 """Cases that diffusers itself cannot save, and its message."""
 
-NOT_LOADED = {"stable_diffusion_ip_adapter": "'NoneType' object has no attribute 'image_projection_layers'"}
-"""Cases that diffusers saves without what their call needs (an IP-Adapter is to be loaded again), and its message."""
+NOT_LOADED = {
+    "qwen_image_multi_controlnet": "missing 1 required positional argument: 'controlnets'",
+    "stable_diffusion_ip_adapter": "'NoneType' object has no attribute 'image_projection_layers'",
+}
+"""Cases that diffusers saves without what loading or their call needs (an IP-Adapter is to be loaded again), and its message."""
 
 
 def every_case(*, but=()):
