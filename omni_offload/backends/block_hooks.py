@@ -48,6 +48,8 @@ class BlockHook(EntryHook):
             args, kwargs = super().pre_forward(module, method, args, kwargs)
         if self._index in self._ring.blocks:  # else it is a resident one, for now
             self._ring.enter(self._index)
+        else:
+            self._ring.pass_by(self._index)
         return args, kwargs
 
     @override

@@ -1,6 +1,6 @@
 """In which order the blocks of a ring run: the declared order at first, then what the last pass did."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 __all__ = ["BlockOrder"]
@@ -11,11 +11,12 @@ class BlockOrder:
 
     Args:
         blocks: How many blocks there are; their indices are their declared order.
+        expected: What is expected first, where more is known than what was declared.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, expected: Sequence[int] = ()) -> None:
         self._declared = list(range(blocks))
-        self._expected = self._declared
+        self._expected = [*expected] or self._declared
         self._next = 0
         self._seen: list[int] = []
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from omni_offload.backends.block_order import BlockOrder
+from omni_offload.backends.block_times import BlockTimes, TimedPass
 from omni_offload.backends.failures import raise_error
 from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.errors import OffloadStateError
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 class BlockRing:
     """The streamed blocks of one component.
+
+    Attributes:
+        timed: What the last pass took that was timed; None: none was, or it was taken.
 
     Args:
         name: The component, for messages.
@@ -44,12 +48,33 @@ class BlockRing:
         self._begun = False
         self._failed = False
         self._landing: torch.Event | None = None
+        self._times: BlockTimes | None = None
+        self._to_time = 0
+        self._all: Sequence[int] = ()
+        self.timed: TimedPass | None = None
 
-    def arrange(self, blocks: Sequence[BlockResidency], *, limited: bool) -> None:
-        """Say which blocks stream, in declared order, and whether a budget forbids to take more memory than the slots."""
+    def arrange(self, blocks: Sequence[BlockResidency], *, limited: bool, expected: Sequence[int] = ()) -> None:
+        """Say which blocks stream, and whether a budget forbids to take more memory than the slots.
+
+        Args:
+            blocks: In declared order.
+            limited: As said.
+            expected: The order in which all blocks are known to run; none: the declared one.
+        """
         self.blocks = {block.index: block for block in blocks}
-        self._order = BlockOrder(max(self.blocks, default=-1) + 1)
+        self._order = BlockOrder(max(self.blocks, default=-1) + 1, [index for index in expected if index in self.blocks])
         self.limited = limited
+
+    def time(self, passes: int, blocks: Sequence[int]) -> None:
+        """Time the next passes, so many, for what they take where all of some blocks run; none on a device that cannot time events."""
+        if self._times is None and passes:
+            self._times = BlockTimes(self.pool.accelerator)
+        self._to_time, self._all = passes if self._times is not None and self._times.possible else 0, blocks
+
+    @property
+    def _timing(self) -> BlockTimes | None:
+        """What notes the moments of this pass; None, as a rule: none are noted."""
+        return self._times if self._to_time else None
 
     # ---- passes ------------------------------------------------------------------------------------------------------------
 
@@ -78,13 +103,22 @@ class BlockRing:
                 if slot.tenant is not None and self._has(slot.tenant):
                     slot.tenant.check()
             self._begun = True
+            if (times := self._timing) is not None:
+                times.begin()
             self._prefetch()
 
     def end(self) -> None:
-        """End a pass. Blocks until the copies that it ran on have landed: masters may be edited from here on."""
-        self._begun = False
+        """End a pass. Blocks until the copies that it ran on have landed: masters may be edited from here on.
+
+        A pass that is timed is waited for to its end.
+        """
+        begun, self._begun = self._begun, False
         self._order.end(learn=not self._failed)
         landing, self._landing = self._landing, None
+        if begun and not self._failed and (times := self._timing) is not None:
+            self._to_time -= 1
+            times.end()
+            self.timed = times.read(self._all)
         if landing is not None and not landing.query():
             self.pool.accelerator.block_on(landing)  # copies land in order: those before it have, too
 
@@ -119,19 +153,29 @@ class BlockRing:
         if depth:
             return
         block = self.blocks[index]
+        times = self._timing
         with self.pool.lock:
+            if times is not None:
+                times.mark(None)
             self._order.use(index)
             block.take_in()
             if block.current:
                 self._counters.prefetch_hits += block.ahead
             else:
                 self._counters.misses += 1
-                block.fetch_into(block.slot or self._slot_for(block))
+                self._fetch(block, block.slot or self._slot_for(block))
             block.ahead = False
             block.bind()
+            if times is not None:
+                times.mark(index)
             if (recorder := self.pool.accelerator.recorder) is not None:
                 recorder.begins(block.name)
             self._prefetch()
+
+    def pass_by(self, index: int) -> None:
+        """Note that a resident block runs, which needs nothing."""
+        if (times := self._timing) is not None:
+            times.mark(index)
 
     def leave(self, index: int, *, failed: bool = False) -> None:
         """End one use of a block; with the last its weights are its masters again, and its slot is free for the next."""
@@ -223,5 +267,15 @@ class BlockRing:
             slot = self._free_slot(block, wanted, takes=takes)
             if slot is None:
                 return
-            block.fetch_into(slot)
+            self._fetch(block, slot)
             block.ahead = True
+
+    def _fetch(self, block: BlockResidency, slot: Slot) -> None:
+        times = self._timing
+        if times is None:
+            block.fetch_into(slot)
+            return
+        slot.order_after_uses()  # first: what is waited for is not the copy's time
+        began = times.copy_begins()
+        block.fetch_into(slot)
+        times.copy_ends(began, block.padded_bytes)

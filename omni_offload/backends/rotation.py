@@ -91,8 +91,12 @@ class Rotation:
     def _make_streamed(self, planned: PlannedComponent) -> StreamedResidency:
         return stream(self._pipeline(), planned, slots=self.plan.config.slots, context=self.context)
 
-    def arrange(self, member: Member) -> None:
+    def arrange(self, member: Member, *, if_better: bool = False) -> None:
         """Choose a streamed component's resident blocks within what the budget leaves beside what stays and moves with it.
+
+        Args:
+            member: The component; nothing is done for one that does not stream, or that other pipelines use too.
+            if_better: Leave them as they are, unless others are worth their copies.
 
         Raises:
             OffloadConfigError: The blocks that were asked to stay do not fit.
@@ -104,13 +108,16 @@ class Rotation:
                 number=member.planned.resident_layers,
                 limit=self.room.left_for(member),
                 leading=options.resident_placement is ResidentPlacement.LEADING,
+                if_better=if_better,
             )
 
     def _arrange_again(self, group: Sequence[Member]) -> None:
-        """Choose resident blocks anew for components of which one has another size than before: an adapter came, or went."""
-        for one in group:
-            if not one.owner.active:
-                self.arrange(one)
+        """Choose resident blocks anew: of all where one has another size (an adapter came, or went), else by what passes took."""
+        streamed = [(one, residency) for one in group if isinstance(residency := one.owner.residency, StreamedResidency)]
+        resized = any(residency.resized for _, residency in streamed)
+        for one, residency in streamed:
+            if not one.owner.active and (resized or residency.learn()):
+                self.arrange(one, if_better=not resized)
 
     def prepare(self) -> None:
         """Make the host masters, and bring to the device what stays there. A failure or interrupt leaves it to `give_up`."""
@@ -196,8 +203,7 @@ class Rotation:
         group = self.room.companions(member)
         for one in group:
             one.owner.residency.validate()
-        if any(isinstance(one.owner.residency, StreamedResidency) and one.owner.residency.resized for one in group):
-            self._arrange_again(group)
+        self._arrange_again(group)
         self.room.make(group)
         self._clock += 1
         member.last_use = self._clock
@@ -273,6 +279,8 @@ class Rotation:
         for member in self.members.values():
             if member.stays:
                 self.renew(member)
+            elif isinstance(residency := member.owner.residency, StreamedResidency):
+                residency.time_passes()
         return True
 
     def end_call(self, call: object, *, failed: bool) -> BaseException | None:

@@ -15,7 +15,7 @@ from omni_offload.errors import OffloadStateError
 from omni_offload.plan import PlannedComponent, streamed_blocks
 from omni_offload.residency import BlockResidency, Partition, ResidencyContext
 from omni_offload.residency.sharded_block import ShardedBlock
-from omni_offload.residency.shards import Gatherer
+from omni_offload.residency.shards import Gatherer, Shard
 from omni_offload.residency.tables import leaves_in
 from omni_offload.residency.tensors import ALIGNMENT, Entry
 
@@ -33,7 +33,7 @@ class ShardedResidency(StreamedResidency):
         gatherer: The ranks.
     """
 
-    timed_passes = 0  # what a pass takes differs between ranks
+    timed_passes = 0  # residents are chosen once, alike on all ranks
 
     def __init__(self, partition: Partition, *, slots: int, name: str, context: ResidencyContext, gatherer: Gatherer) -> None:
         self._gatherer = gatherer
@@ -47,9 +47,9 @@ class ShardedResidency(StreamedResidency):
         return ShardedBlock(self._partition, index, self._context, self.counters, self._gatherer)
 
     @property
-    def sharded_blocks(self) -> Iterator[ShardedBlock]:
-        """The blocks of which this rank keeps a part."""
-        return (block for block in self.blocks if isinstance(block, ShardedBlock) and block.shard is not None)
+    def shards(self) -> Iterator[tuple[BlockResidency, Shard]]:
+        """The blocks of which this rank keeps a part, and the parts."""
+        return ((block, block.shard) for block in self.blocks if isinstance(block, ShardedBlock) and block.shard is not None)
 
     @property
     @override
@@ -68,9 +68,8 @@ class ShardedResidency(StreamedResidency):
         yield f"{self.name}: slots {self.slots} of {self.slot_bytes} bytes, {len(self.ring.blocks)} of {len(self.blocks)} blocks stream"
         for index, block in self.ring.blocks.items():
             yield f"block {index} is {block.name}"
-        for block in self.sharded_blocks:
-            if block.shard is not None:
-                yield from block.shard.describe()
+        for _, held in self.shards:
+            yield from held.describe()
 
     @override
     def _select(self, entries: list[Entry]) -> list[Entry]:
@@ -81,11 +80,8 @@ class ShardedResidency(StreamedResidency):
 
     def _refuse_changes(self, entries: list[Entry]) -> None:
         present = {id(entry.tensor) for entry in entries}
-        for block in self.blocks:
-            held = block.shard.tensors if isinstance(block, ShardedBlock) and block.shard is not None else None
-            if held is None:
-                continue
-            kept = {id(tensor) for tensor in held}
+        for block, held in self.shards:
+            kept = {id(tensor) for tensor in held.tensors}
             names = [e.name for e in self._partition.of_block(block.index, entries) if id(e.tensor) not in kept]
             if names or not kept <= present:
                 raise OffloadStateError(
@@ -100,7 +96,7 @@ class ShardedResidency(StreamedResidency):
 
     def _holding(self) -> Iterator[torch.nn.Module]:
         """Yield the modules that hold weights of which this rank keeps a part."""
-        kept = {id(tensor) for block in self.sharded_blocks if block.shard is not None for tensor in block.shard.tensors}
+        kept = {id(tensor) for _, held in self.shards for tensor in held.tensors}
         for _, module in self._partition.blocks:
             for part in module.modules():
                 if any(id(tensor) in kept for tensor in leaves_in(part)):

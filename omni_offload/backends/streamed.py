@@ -2,24 +2,23 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from typing_extensions import override
 
+from omni_offload.backends.arranged import ArrangedResidency
 from omni_offload.backends.block_ring import BlockRing
 from omni_offload.backends.explain import OnHost
 from omni_offload.backends.failures import raise_error
+from omni_offload.backends.residents import ResidentChoice
 from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.discovery import module_at
-from omni_offload.errors import OffloadConfigError
 from omni_offload.plan import PlannedComponent, streamed_blocks
-from omni_offload.residency import BlockResidency, ModuleResidency, Partition, ResidencyContext, SlotPool
+from omni_offload.residency import BlockResidency, Partition, ResidencyContext
 from omni_offload.residency.context import LATE_PIN_BYTES
 from omni_offload.residency.managed import unwatched
-from omni_offload.residency.tables import collect
 from omni_offload.residency.tensors import Entry
-from omni_offload.schedule import assumed_costs, choose_residents, least_bytes
 
 __all__ = ["StreamedResidency", "stream"]
 
@@ -28,7 +27,7 @@ _BLOCK_ADVICE = (
 )
 
 
-class StreamedResidency(ModuleResidency):
+class StreamedResidency(ArrangedResidency):
     """The rest of a component, and its blocks. Loading brings the rest, and makes the slots; a block is bound while it runs.
 
     Args:
@@ -46,7 +45,7 @@ class StreamedResidency(ModuleResidency):
         self.ring = BlockRing(name, context.slots, self.counters)
         self.ring.arrange(self.blocks, limited=False)
         self._slots = slots
-        self._filled: int | None = None
+        self._choice = ResidentChoice(slots, overlaps=self.pins)
 
     def _make_block(self, index: int) -> BlockResidency:
         return BlockResidency(self._partition, index, self._context, self.counters)
@@ -57,57 +56,6 @@ class StreamedResidency(ModuleResidency):
             self._partition.update(entries)
         return self._partition.of_rest(entries)
 
-    def arrange(self, *, number: int | None, limit: int | None, leading: bool = False) -> None:
-        """Choose the resident blocks; they join the rest. No block runs; nothing is moved but copies on the device are let go.
-
-        Args:
-            number: How many; None: as many as `limit` allows, none without one.
-            limit: Device bytes of the whole component; None: no limit.
-            leading: Take the first blocks.
-
-        Raises:
-            OffloadConfigError: The limit does not hold the rest and the slots.
-        """
-        self._filled = self.host_bytes if limit is not None and number is None else None
-        sizes = self._partition.sizes
-        rest = super().padded_bytes - sum(sizes[index] for index in self._partition.residents)
-        room = None if limit is None else limit - rest
-        costs = assumed_costs(sizes, self._slots, number=number, nbytes=room)
-        if room is not None and room < least_bytes(costs, self._slots) and number is None:
-            number = 0  # what does not fit is said where all budgets are checked
-        try:
-            found = choose_residents(costs, self._slots, number=number, nbytes=None if number == 0 else room, leading=leading)
-        except ValueError as error:
-            raise OffloadConfigError(f"component {self.name!r} cannot stream with {number} resident blocks: {error}") from error
-        streamed = [block for block in self.blocks if block.index not in found.residents]
-        if self._groups is None or self._partition.residents != frozenset(found.residents):
-            self._keep(found.residents, streamed)
-        self.ring.arrange(streamed, limited=limit is not None)
-
-    @property
-    def resized(self) -> bool:
-        """Whether the residents were chosen to fill a budget, and the component's size has changed since."""
-        return self._filled is not None and self._filled != self.host_bytes
-
-    def _keep(self, residents: Collection[int], streamed: Sequence[BlockResidency]) -> None:
-        self.drop()
-        self._partition.keep(residents)
-        if self._groups is None:
-            self._collect()
-            self._measure()
-        else:
-            with self._lock, unwatched():
-                self._partition.update(collect(self._modules)[0])
-                for block in streamed:  # first: what nobody has for a moment would lose its master
-                    block.reselect()
-                self._regroup()
-        self._reselect()
-
-    def _reselect(self) -> None:
-        for block in self.blocks:
-            block.reselect()
-        self._reselects = False
-
     def idle_blocks(self) -> Iterator[OnHost]:
         """Yield the streamed blocks that do not run."""
         for index, block in self.ring.blocks.items():
@@ -115,21 +63,6 @@ class StreamedResidency(ModuleResidency):
                 yield OnHost(self.name, block.name, block.module, block, _BLOCK_ADVICE)
 
     # ---- facts -------------------------------------------------------------------------------------------------------------
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot: the largest streamed block's."""
-        return max((block.padded_bytes for block in self.ring.blocks.values()), default=0)
-
-    @property
-    def slots(self) -> int:
-        """Slots that the blocks take turns in."""
-        return min(self._slots, sum(1 for block in self.ring.blocks.values() if block.padded_bytes))
-
-    @property
-    def pool(self) -> SlotPool:
-        """The slots, which the owner's other rings take turns with."""
-        return self.ring.pool
 
     @property
     def pool_bytes(self) -> int:

@@ -6,6 +6,7 @@ import attrs
 import torch
 
 from omni_offload.backends.rotation import Rotation
+from omni_offload.backends.streamed import StreamedResidency
 from omni_offload.residency import ModuleResidency
 from omni_offload.trace import ComponentReport, OffloadReport
 
@@ -46,5 +47,6 @@ def _component(name: str, treatment: str, residency: ModuleResidency) -> Compone
         resident_bytes=residency.device_bytes,
         pinned_bytes=residency.pinned_bytes,
         transfer=overlap,
+        costs=residency.costs if isinstance(residency, StreamedResidency) else "",
         **attrs.asdict(residency.counters),
     )

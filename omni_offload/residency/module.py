@@ -140,11 +140,16 @@ class ModuleResidency(ManagedTensors):
             return False
         if (recorder := self._accelerator.recorder) is not None:
             recorder.copies_for(self.name)
-        place(missing, self._accelerator, self._context)
+        for together in self._batches(missing):
+            place(together, self._accelerator, self._context)
         self.counters.bytes_in += copy_in(stale, self._accelerator, self._context)
         self.counters.loads += bool(missing)
         self.counters.wasted_copies += len(stale) > len(missing)
         return True
+
+    def _batches(self, groups: Sequence[Group]) -> Iterable[Sequence[Group]]:
+        """Return groups by what leaves the device together: all."""
+        return (groups,)
 
     def bind(self) -> None:
         """Bind every tensor to its device copy; the current stream waits for the copies. `fetch` comes first."""

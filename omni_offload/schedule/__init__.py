@@ -11,7 +11,7 @@ No placement is faster than `bound`, the larger of all computation and all copie
 it; the same residents at its start leave the copy engine idle while they run (up to 1.8 times the bound).
 """
 
-from omni_offload.schedule.placement import assumed_costs, choose_residents, least_bytes
+from omni_offload.schedule.placement import assumed_costs, better_residents, choose_residents, least_bytes
 from omni_offload.schedule.recurrence import BlockCost, Placement, bound, spread, step_time
 
-__all__ = ["BlockCost", "Placement", "assumed_costs", "bound", "choose_residents", "least_bytes", "spread", "step_time"]
+__all__ = ["BlockCost", "Placement", "assumed_costs", "better_residents", "bound", "choose_residents", "least_bytes", "spread", "step_time"]

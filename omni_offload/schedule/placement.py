@@ -5,10 +5,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from omni_offload.schedule.recurrence import BlockCost, Placement, bound, spread, step_time
 
-__all__ = ["assumed_costs", "choose_residents", "least_bytes"]
+__all__ = ["assumed_costs", "better_residents", "choose_residents", "least_bytes"]
 
 #: So many placements in a row that are no better end the search; each takes about 1 us a block.
 _TRIES = 300
+#: Most residents that leave at once, and how often those come first that cost least.
+_LEAVING, _FREE_FIRST = 2, 0.5
 #: A step this close to its bound is left as it is, and gains below this are not worth another look.
 _CLOSE, _GAIN = 1.001, 1e-6
 
@@ -41,12 +43,34 @@ def choose_residents(
         return _fill(costs, slots, nbytes, leading=leading)
     sizes = [cost.nbytes for cost in costs]
     number = min(number or 0, len(costs))
-    found = _placement(costs, range(number) if leading else spread(sizes, number), slots)
+    found = Placement.of(costs, range(number) if leading else spread(sizes, number), slots)
     if not leading:
-        found = _improve(costs, found, slots, found.device_bytes if nbytes is None else nbytes)
+        found = _improve(costs, found, found.device_bytes if nbytes is None else nbytes)
     if nbytes is not None and found.device_bytes > nbytes:
         raise ValueError(f"{number} resident blocks and {found.slots} slots take {found.device_bytes} bytes, and {nbytes} are there")
     return found
+
+
+def better_residents(costs: Sequence[BlockCost], present: Placement, *, nbytes: int | None, fill: bool, steps: int) -> Placement:
+    """Choose residents in the place of others. What is copied for those that come has to be made good within some steps.
+
+    Args:
+        costs: The blocks in execution order.
+        present: Those that stay now.
+        nbytes: Most device bytes of residents and slots together; None: as many as now.
+        fill: Keep as many as there is room for; else as many as now.
+        steps: As said.
+
+    Returns:
+        The best placement that was found, in step time and these copies' share: the present one, or one that is better.
+    """
+    if not present.slots:
+        return present
+    room = present.device_bytes if nbytes is None else nbytes
+    prices = [0.0 if index in present.residents else cost.copy / steps for index, cost in enumerate(costs)]
+    anew = choose_residents(costs, present.slots, number=None if fill else len(present.residents), nbytes=room)
+    found = _improve(costs, anew, room, fill=fill, prices=prices)
+    return min((present, found), key=lambda placement: _seconds(costs, placement, prices))
 
 
 def assumed_costs(sizes: Sequence[int], slots: int, *, number: int | None = None, nbytes: int | None = None) -> tuple[BlockCost, ...]:
@@ -70,7 +94,7 @@ def assumed_costs(sizes: Sequence[int], slots: int, *, number: int | None = None
 def least_bytes(costs: Sequence[BlockCost], slots: int) -> int:
     """Return the least device bytes (residents and slots) that the blocks can run with."""
     return min(
-        (_placement(costs, _above(costs, size), slots).device_bytes for size in _slot_sizes(costs)),
+        (Placement.of(costs, _above(costs, size), slots).device_bytes for size in _slot_sizes(costs)),
         default=0,
     )
 
@@ -84,33 +108,24 @@ def _above(costs: Sequence[BlockCost], size: int) -> list[int]:
     return [index for index, cost in enumerate(costs) if cost.nbytes > size]
 
 
-def _placement(costs: Sequence[BlockCost], residents: Collection[int], slots: int) -> Placement:
-    kept = set(residents)
-    streamed = [cost.nbytes for index, cost in enumerate(costs) if index not in kept]
-    return Placement(
-        residents=tuple(sorted(kept)),
-        slots=min(slots, len(streamed)),
-        slot_bytes=max(streamed, default=0),
-        resident_bytes=sum(costs[index].nbytes for index in kept),
-    )
-
-
 def _fill(costs: Sequence[BlockCost], slots: int, nbytes: int, *, leading: bool) -> Placement:
     """Return the best placement within some bytes: every slot size is tried, with what is larger resident."""
-    found = [_placement(costs, kept, slots) for size in _slot_sizes(costs) for kept in _filled(costs, slots, size, nbytes, leading=leading)]
+    found = [
+        Placement.of(costs, kept, slots) for size in _slot_sizes(costs) for kept in _filled(costs, slots, size, nbytes, leading=leading)
+    ]
     fitting = [placement for placement in found if placement.device_bytes <= nbytes]
     if not fitting:
         raise ValueError(f"the blocks take at least {least_bytes(costs, slots)} bytes, and {nbytes} are there")
     close = _CLOSE * bound(costs, range(len(costs)))
     best = min(fitting, key=lambda found: (max(step_time(costs, found.residents, found.slots), close), -found.resident_bytes))
-    return best if leading else _improve(costs, best, slots, nbytes, fill=True)
+    return best if leading else _improve(costs, best, nbytes, fill=True)
 
 
 def _filled(costs: Sequence[BlockCost], slots: int, size: int, nbytes: int, *, leading: bool) -> Iterator[set[int]]:
     """Yield the residents for slots of a size: what is larger, and of the others as many bytes as there is room for."""
     kept = set(_above(costs, size))
     others = [index for index in range(len(costs)) if index not in kept]
-    room = nbytes - _placement(costs, kept, slots).device_bytes
+    room = nbytes - Placement.of(costs, kept, slots).device_bytes
     if room < 0:
         return
     flow = _flow(costs, others, room)
@@ -157,30 +172,37 @@ def _topped(
     return kept
 
 
-def _improve(costs: Sequence[BlockCost], found: Placement, slots: int, nbytes: int, *, fill: bool = False) -> Placement:
-    """Let one resident or two leave for other blocks, all drawn at random, as long as that shortens the step, within some bytes.
+def _improve(costs: Sequence[BlockCost], found: Placement, nbytes: int, *, fill: bool = False, prices: Sequence[float] = ()) -> Placement:
+    """Let a few residents leave for other blocks, all drawn at random, as long as that shortens the step, within some bytes.
 
     Args:
         costs: As for `choose_residents`.
         found: What is improved.
-        slots: As for `choose_residents`.
         nbytes: Device bytes of residents and slots.
         fill: Take as many others as there is room for; else as many as leave.
+        prices: Seconds of a step that each block costs as a resident; none: nothing.
     """
     draw = random.Random(0)  # noqa: S311  (the same blocks give the same placement)
-    best, seconds, since = found, step_time(costs, found.residents, found.slots), 0
+    best, seconds, since = found, _seconds(costs, found, prices), 0
     while best.residents and since < _TRIES:
         if seconds <= _CLOSE * bound(costs, range(len(costs)) if fill else best.residents):
             return best
         since += 1
-        kept = {*best.residents}.difference(draw.sample(best.residents, min(draw.randint(1, 2), len(best.residents))))
+        kept = {*best.residents}.difference(draw.sample(best.residents, min(draw.randint(1, _LEAVING), len(best.residents))))
         others = [index for index in range(len(costs)) if index not in best.residents]
-        room = nbytes - _placement(costs, kept, slots).device_bytes  # a resident more makes the slots no larger
+        room = nbytes - Placement.of(costs, kept, found.slots).device_bytes  # a resident more makes the slots no larger
         most = len(costs) if fill else len(best.residents)
-        tried = _placement(costs, _topped(costs, kept, room, draw.sample(others, len(others)), most=most), slots)
+        coming = draw.sample(others, len(others))
+        if prices and draw.random() < _FREE_FIRST:
+            coming.sort(key=lambda index: prices[index])
+        tried = Placement.of(costs, _topped(costs, kept, room, coming, most=most), found.slots)
         if tried.device_bytes > nbytes or (len(tried.residents) < most and not fill):
             continue
-        took = step_time(costs, tried.residents, tried.slots)
+        took = _seconds(costs, tried, prices)
         if took < seconds * (1 - _GAIN):
             best, seconds, since = tried, took, 0
     return best
+
+
+def _seconds(costs: Sequence[BlockCost], placement: Placement, prices: Sequence[float]) -> float:
+    return step_time(costs, placement.residents, placement.slots) + sum(prices[index] for index in placement.residents if prices)

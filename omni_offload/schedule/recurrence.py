@@ -57,6 +57,18 @@ class Placement:
     slot_bytes: int
     resident_bytes: int
 
+    @classmethod
+    def of(cls, costs: Sequence[BlockCost], residents: Collection[int], slots: int) -> "Placement":
+        """Return the placement of some residents, with up to so many slots for the other blocks."""
+        kept = set(residents)
+        streamed = [cost.nbytes for index, cost in enumerate(costs) if index not in kept]
+        return cls(
+            residents=tuple(sorted(kept)),
+            slots=min(slots, len(streamed)),
+            slot_bytes=max(streamed, default=0),
+            resident_bytes=sum(costs[index].nbytes for index in kept),
+        )
+
     @property
     def device_bytes(self) -> int:
         """Device bytes of residents and slots together."""

@@ -27,6 +27,7 @@ class ComponentReport:
         misses: Uses that had to wait for a whole copy.
         wasted_copies: Copies that were never used, or had to be made again because the master changed.
         transfer: `overlapped` (pinned), `staged` (some of it pageable, through the pinned ring) or `serial` (pageable: the host blocks).
+        costs: By which times of its blocks residents were chosen: `measured`, or `assumed` from their sizes; empty where none stream.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ComponentReport:
     misses: int = 0
     wasted_copies: int = 0
     transfer: str = "overlapped"
+    costs: str = ""
 
 
 _COLUMNS = ("weight_bytes", "resident_bytes", "pinned_bytes", "mapped_bytes", "bytes_in", "bytes_out")
