@@ -296,6 +296,10 @@ class Accelerator:
         """Let the current stream wait for an event; the host does not block."""
         self.current_stream().wait_event(event)
 
+    def block(self) -> None:
+        """Let the host wait for all that the device has to do."""
+        torch.accelerator.synchronize(self.device)
+
     def block_on(self, event: torch.Event) -> None:
         """Let the host wait for an event."""
         recorder = self.recorder

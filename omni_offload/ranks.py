@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from omni_offload.config.checks import raise_problems
 from omni_offload.config.parallel import DiffusionParallelConfig, gather_axis, parallel_problems, rank_layout, read_parallel
 from omni_offload.errors import OffloadConfigError, quoted
 
-__all__ = ["gather_group", "gather_into", "gather_ranks", "open_group"]
+__all__ = ["begin_gather", "gather_group", "gather_into", "gather_ranks", "open_group"]
 
 
 def gather_group(parallel_config: object, *, mesh: DeviceMesh | None = None) -> dist.ProcessGroup | None:
@@ -108,18 +109,22 @@ def open_group(ranks: Sequence[int], *, backend: str | None = None, limit: dt.ti
     return group
 
 
-def gather_into(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, *, wait: bool = True) -> dist.Work | None:
-    """Gather every rank's bytes into one tensor, in the order of ranks.
+def gather_into(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Gather every rank's bytes into one tensor, in the order of ranks; the host blocks, for tensors on the host.
 
     Args:
         whole: Where they go; may hold `own` at this rank's place.
         own: This rank's bytes.
         group: The ranks.
-        wait: Whether to wait for it: the host, or on devices with streams of collectives the current stream.
-
-    Returns:
-        What to wait for, where `wait` is False.
     """
+    _gather(whole, own, group=group)
+
+
+def begin_gather(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Begin what `gather_into` does, and return what to wait for; the collective comes after what is on the current stream."""
+    return cast("dist.Work", _gather(whole, own, group=group, async_op=True))
+
+
+def _gather(*args: Any, **kwargs: Any) -> Any:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name up to torch 2.12
-    work: dist.Work | None = gather(whole, own, group=group, async_op=not wait)
-    return work
+    return gather(*args, **kwargs)

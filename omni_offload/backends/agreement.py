@@ -2,6 +2,7 @@
 
 import datetime as dt
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -129,13 +130,10 @@ class Agreement:
             raise OffloadStateError(f"this rank is at {step!r}, and {', '.join(elsewhere)}; do the same on all ranks, in the same order")
 
     def _difference(self, told: Sequence[Sequence[str]]) -> str:
-        own = self._group.rank()
-        for rank, lines in enumerate(told):
-            for index in range(max(len(lines), len(told[own]))):
-                here, there = ("".join(one[index : index + 1]) or "(nothing)" for one in (told[own], lines))
-                if here != there:
-                    return f"here is {here!r}, and on {self.name(rank)} {there!r}; load and configure the pipeline alike on all ranks"
-        return "they said so, and then were alike"
+        own = told[self._group.rank()]
+        pairs = ((rank, pair) for rank, lines in enumerate(told) for pair in itertools.zip_longest(own, lines, fillvalue="(nothing)"))
+        rank, (here, there) = next((rank, pair) for rank, pair in pairs if pair[0] != pair[1])
+        return f"here is {here!r}, and on {self.name(rank)} {there!r}; load and configure the pipeline alike on all ranks"
 
     def _exchange(self, message: Message) -> list[Message]:
         """Hear every rank; the host blocks until all have come."""

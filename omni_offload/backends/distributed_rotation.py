@@ -130,5 +130,7 @@ class DistributedRotation(Rotation):
 
     @override
     def abandon(self) -> None:
-        self._gathering.end("the pipeline was dropped")  # nobody knows whether the other ranks have dropped theirs
+        names = ", ".join(member.name for member, _ in self.gathered)
+        self._gathering.end("the pipeline was dropped without being disabled")  # nobody knows whether the other ranks have done so
         super().abandon()
+        raise OffloadStateError(f"{self._gathering.ended}, and the blocks of {names} hold no weights any more: load these components again")

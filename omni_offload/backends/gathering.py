@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from omni_offload.accelerator import Accelerator
 from omni_offload.backends.agreement import Agreement
+from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.errors import OffloadStateError
-from omni_offload.ranks import gather_into, open_group
+from omni_offload.ranks import begin_gather, gather_into, open_group
 from omni_offload.residency.shards import Landing
 
 __all__ = ["Gathering"]
@@ -107,7 +108,7 @@ class Gathering:
 
     def gather(self, whole: torch.Tensor, own: torch.Tensor) -> Landing:
         """Gather a chunk on the device, into which this rank's piece was copied last."""
-        return self._stepping(functools.partial(self._accelerator.gather, lambda: _queued(whole, own, self._weights)))
+        return self._stepping(functools.partial(self._accelerator.gather, functools.partial(begin_gather, whole, own, self._weights)))
 
     def landed(self, landings: Sequence[Landing]) -> torch.Event:
         """Return an event that fires when chunks are there; the host blocks where their backend runs on the host."""
@@ -123,9 +124,15 @@ class Gathering:
             return work()
         except BaseException as error:
             self.end(f"a gather of weights failed ({type(error).__name__}: {error})", failed=True)
+            self._stop()
             if isinstance(error, Exception):
                 raise OffloadStateError(f"{self.ended}; {_ADVICE}") from error
             raise
+
+    def _stop(self) -> None:
+        """Let nothing write to memory that is given up next: end what is under way, and wait for the device."""
+        steps = [("abort the gathers", self._weights.abort), ("wait for the device", self._accelerator.block)]
+        run_cleanup_steps(steps)
 
     # ---- in step -----------------------------------------------------------------------------------------------------------
 
@@ -199,10 +206,3 @@ def _backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
         return str(group._get_backend(device).name())  # noqa: SLF001  (it has no public name)
     except RuntimeError:
         return "gloo"
-
-
-def _queued(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
-    work = gather_into(whole, own, group, wait=False)
-    if work is None:
-        raise OffloadStateError("this rank is not in the group that it gathers with")
-    return work

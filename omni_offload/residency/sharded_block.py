@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from typing_extensions import override
@@ -40,7 +41,7 @@ class ShardedBlock(BlockResidency):
         self._home: Shapes | None = None
         self._landings: list[Landing] = []
         self._filled = False
-        self._views: SlotViews | None = None
+        self._views: tuple[Slot, SlotViews] | None = None
         self._marked = False
         super().__init__(partition, index, context, counters)
 
@@ -60,11 +61,6 @@ class ShardedBlock(BlockResidency):
     @override
     def master_bytes(self) -> int:
         return self.padded_bytes // self._gatherer.size
-
-    @property
-    @override
-    def own_device_bytes(self) -> int:
-        return 0  # of its own: the slots are counted once, for all
 
     @property
     @override
@@ -114,15 +110,16 @@ class ShardedBlock(BlockResidency):
         if self._shard is None:
             super().reselect()
 
-    def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is one of those that this rank keeps a part of."""
-        return self._shard is not None and any(tensor is own for own in self._shard.tensors)
-
     def _bind_to(self, values: Sequence[torch.Tensor]) -> None:
-        if self._shard is not None:
-            with torch.inference_mode(mode=False) if self._marked else contextlib.nullcontext():
-                for tensor, value in zip(self._shard.tensors, values, strict=True):
-                    tensor.data = value
+        with torch.inference_mode(mode=False) if self._marked else contextlib.nullcontext():
+            for tensor, value in zip(self._held.tensors, values, strict=True):
+                tensor.data = value
+
+    @property
+    def _held(self) -> Shard:
+        if self._shard is None:
+            raise RuntimeError(f"{self.name} is whole: there is no part of it")
+        return self._shard
 
     def _count(self) -> list[int]:
         return [tensor._version for tensor in self._counted]  # noqa: SLF001  (the counter has no public name)
@@ -143,9 +140,7 @@ class ShardedBlock(BlockResidency):
         """Nothing to look at: edits of values that are elsewhere are refused."""
 
     def _refuse_edits(self) -> None:
-        if self._shard is None or self._views is not None or self._home is None:
-            return
-        if self._home.fit(self._shard.tensors) and self._versions == self._count():
+        if self._home is None or (self._home.fit(self._held.tensors) and self._versions == self._count()):
             return
         raise OffloadStateError(
             f"weights of {self.name} were written, cast or given other memory while this rank holds a part of them only, where that "
@@ -164,10 +159,8 @@ class ShardedBlock(BlockResidency):
 
         The host blocks where the masters are pageable, or a backend gathers on the host.
         """
-        shard = self._shard
-        if shard is None:
-            raise OffloadStateError(f"{self.name} was used after its weights were given up; enable the offload again")
         with self._lock, unwatched():
+            shard = self._held
             if self.slot is not slot:
                 self.leave()
                 self.slot, slot.tenant = slot, self
@@ -194,25 +187,25 @@ class ShardedBlock(BlockResidency):
     @override
     def bind(self) -> None:
         with self._lock, unwatched():
-            slot, shard = self.slot, self._shard
-            if slot is None or shard is None:
-                raise RuntimeError("a block without a slot cannot be bound to it")
             self._land()
+            slot, shard = cast("Slot", self.slot), self._held  # `fetch_into` comes first
             self._await([slot.ready])
             self._versions = self._count()
-            views = self._views = slot.views_of(shard.layout, shard.likes)
+            views = slot.views_of(shard.layout, shard.likes)
+            self._views = slot, views
             self._bind_to(views.tensors)
             self._follow()
 
     @override
     def unbind(self, *, force: bool = False, copy_back: bool = False) -> None:
         with self._lock, unwatched():
-            slot, shard, views = self.slot, self._shard, self._views
+            shard, views = self._shard, self._views
             if shard is None or (views is None and not force) or self._home is None:
                 return
-            if slot is not None and views is not None:
-                slot.uses.update(self._uses())
-            written = not force and views is not None and self._written(views)
+            written = False
+            if views is not None:
+                views[0].uses.update(self._uses())
+                written = not force and self._written(views[1])
             self._bind_to(shard.empty)
             self._views = None
             self._versions = self._count()
@@ -225,15 +218,13 @@ class ShardedBlock(BlockResidency):
                 )
 
     def _written(self, views: SlotViews) -> bool:
-        tensors = self._shard.tensors if self._shard is not None else ()
-        if self._versions != self._count() or views.addresses != [tensor.data_ptr() for tensor in tensors]:
+        if self._versions != self._count() or views.addresses != [tensor.data_ptr() for tensor in self._held.tensors]:
             return True
         return any(entry.always_written() for entry in self._entries if entry.buffer_of is not None)
 
     @override
     def drop(self) -> None:
-        if self._views is None:
-            self._filled = False
+        self._filled = False
 
     @override
     def leave(self) -> None:

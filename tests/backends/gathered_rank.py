@@ -56,7 +56,7 @@ def run(target, *, encoders, residents=0, mesh=None, **fields):
         manage(pipe, backend)
         gathered = [residency for _, residency in backend._rotation.gathered]
         whole = sum(block.host_bytes for one in gathered for block in one.ring.blocks.values())
-        held = sum(block.shard.nbytes for one in gathered for block in one.sharded_blocks)
+        held = sum(shard.nbytes for one in gathered for _, shard in one.shards)
         assert held <= whole / size * 1.03, (held, whole, size)
         rest = sum(member.owner.residency.master_bytes for member in backend._rotation.members.values()) - held
         assert sim.pinned_bytes() <= 1.03 * (whole / size + rest), (held, rest, sim.pinned_bytes())

@@ -3,7 +3,9 @@
 import contextlib
 import copy
 import datetime as dt
+import gc
 import threading
+import types
 
 import pytest
 import torch
@@ -11,8 +13,14 @@ import torch.distributed as dist
 from torch import nn
 
 from omni_offload import ModuleResidency, OffloadPlan
+from omni_offload.accelerator import Accelerator
 from omni_offload.backends import base, distributed_layerwise, gathering
-from omni_offload.errors import OffloadError, OffloadStateError
+from omni_offload.backends.agreement import Agreement
+from omni_offload.backends.gathering import Gathering
+from omni_offload.backends.rotation import Rotation
+from omni_offload.errors import OffloadConfigError, OffloadError, OffloadStateError
+from omni_offload.residency import Counters, Partition, ResidencyContext
+from omni_offload.residency.sharded_block import ShardedBlock
 from omni_offload.testing import sim
 
 GATHER = {"layer_options": {"dit": {"weight_transfer": "allgather"}}}
@@ -151,7 +159,7 @@ def ring(backend):
 
 def kept(backend):
     """Host bytes that a rank keeps of streamed blocks."""
-    return sum(block.shard.nbytes for block in backend._rotation.members["transformer"].owner.residency.sharded_blocks)
+    return sum(held.nbytes for _, held in backend._rotation.members["transformer"].owner.residency.shards)
 
 
 def same(pipe, plain):
@@ -372,6 +380,28 @@ def test_a_replaced_component_is_refused(make, ranks, x):
     ranks.all(rank)
 
 
+def test_the_rest_may_change(make, ranks, x):
+    """What is not in blocks is whole: it is edited and replaced as ever; and what is told to be stale is gathered again."""
+    plain = make()
+    plain.transformer.embed.bias.data = torch.ones(32)
+    want = plain(x)
+
+    def rank(_, device):
+        pipe = make()
+        options = {"dit": {"weight_transfer": "allgather", "resident_layers": 0}}
+        settings = {"keep_between_calls": True, "device_memory": "1MiB", "layer_options": options}
+        with pipe.enable_omni_offload("layer", device=device, **settings) as backend:
+            pipe(x)
+            pipe.transformer.embed.bias = nn.Parameter(torch.zeros(32), requires_grad=False)
+            pipe.transformer.embed.bias.add_(1)
+            assert torch.equal(pipe(x).cpu(), want)
+            backend.refresh()
+            assert torch.equal(pipe(x).cpu(), want)
+        assert torch.equal(pipe(x), want)
+
+    ranks.all(rank)
+
+
 def test_weights_are_not_written_from_outside(make, ranks):
     """Adapters are fused into whole weights only."""
 
@@ -479,6 +509,8 @@ def _ends(pipe, error):
     """Check that a backend whose ranks came out of step says so, and gives up cleanly."""
     with pytest.raises(OffloadStateError, match=error):
         pipe(torch.zeros(2, 64))
+    with pytest.raises(OffloadStateError, match=r"transformer\.blocks\.0 cannot be gathered"):
+        pipe.transformer(torch.zeros(2, 32))
     with pytest.raises(OffloadStateError, match=r"the blocks of transformer hold no weights any more: load these components again"):
         pipe.disable_omni_offload()
     assert pipe.offload_backend is None
@@ -559,5 +591,275 @@ def test_shutdown(make, ranks, x):
         assert pipe.transformer.blocks[3].down.bias.numel() == 0
         with pytest.raises(OffloadStateError, match="was shut down"):
             backend.enable(pipe)
+
+    ranks.all(rank)
+
+
+def test_an_interrupted_gather(make, ranks, x, monkeypatch):
+    """An interrupt in a gather passes as it is; the ranks are out of step then, and all are told."""
+    ranks.limit = dt.timedelta(seconds=6)
+
+    def rank(index, device):
+        pipe = make()
+        backend = pipe.enable_omni_offload("layer", device=device, **GATHER)
+        pipe(x)
+        if index == 0:
+            monkeypatch.setattr(backend._gathering._accelerator, "gather", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                pipe(x)
+            monkeypatch.undo()
+        else:
+            with pytest.raises(OffloadStateError, match="rank 0: KeyboardInterrupt"):
+                pipe(x)
+        _ends(pipe, "cannot be used: ")
+
+    ranks.all(rank)
+
+
+def _interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_disable_that_is_cut_short(make, ranks, x, monkeypatch):
+    """Whole weights that a rank does not get are said to be lost by the next disable; the others have theirs."""
+    ranks.limit = dt.timedelta(seconds=6)
+
+    def rank(index, device):
+        pipe, plain = make(), make()
+        backend = pipe.enable_omni_offload("layer", device=device, **GATHER)
+        pipe(x)
+        if index == 0:
+            residency = backend._rotation.members["transformer"].owner.residency
+            shard = next(held for block, held in residency.shards if block.index == 4)
+            own = shard.make_whole
+            shard.make_whole = lambda: (own(), _interrupt())
+            with pytest.raises(KeyboardInterrupt):
+                backend.disable()
+            with pytest.raises(OffloadStateError, match=r"could not be given back.*the blocks of transformer hold no weights"):
+                backend.disable()
+        else:
+            backend.disable()
+            assert same(pipe, plain)
+        assert leftovers(pipe) == []
+
+    ranks.all(rank)
+
+
+def test_a_failure_that_cannot_be_rolled_back_at_once(make, ranks, monkeypatch):
+    """What a failed roll-back leaves is put right by disable, without the other ranks."""
+    ranks.limit = dt.timedelta(seconds=6)
+    failing = iter([True])
+    whole = Rotation.give_up
+
+    def give_up(self, **keys):
+        return RuntimeError("told to") if next(failing, False) else whole(self, **keys)
+
+    def rank(index, device):
+        pipe, plain = make(), make()
+        if index == 0:
+            pipe.transformer.blocks[3].down.bias.data[:] += 1
+            plain.transformer.blocks[3].down.bias.data[:] += 1
+        with pytest.raises(OffloadStateError, match="do not do the same") as info:
+            pipe.enable_omni_offload("layer", device=device, **GATHER)
+        pipe.disable_omni_offload()
+        assert same(pipe, plain)
+        assert leftovers(pipe) == []
+        return getattr(info.value, "__notes__", [])
+
+    monkeypatch.setattr(Rotation, "give_up", give_up)
+    assert any("rolling back failed too" in note for notes in ranks.all(rank) for note in notes)
+
+
+# ---- several components ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def make_pair(kit):
+    """Make a pipeline of two DiTs that alternate, and a text encoder with blocks that stream from each rank's own memory."""
+
+    class Pair(kit.Pair):
+        _offload_plan = OffloadPlan(
+            block_attrs={"transformer": ("blocks",), "transformer_2": ("blocks",)}, encoder_block_attrs={"text_encoder": ("layers",)}
+        )
+
+        def __init__(self, seed=0):
+            super().__init__(seed)
+            self.text_encoder.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3)).requires_grad_(False)
+            self.text_encoder.forward = self._encode
+
+        def _encode(self, x):
+            for layer in self.text_encoder.layers:
+                x = layer(x)
+            return x
+
+    lock = threading.Lock()
+
+    def make(*args, **kwargs):
+        with lock:
+            return Pair(*args, **kwargs)
+
+    return make
+
+
+def test_two_models_and_an_encoder(make_pair, ranks, x):
+    """Models that take turns with one set of slots are gathered in turn; an encoder beside them streams from its rank alone."""
+    want = make_pair()(x)
+
+    def rank(_, device):
+        pipe = make_pair()
+        with pipe.enable_omni_offload("layer", device=device, **GATHER) as backend:
+            assert [member.name for member, _ in backend._rotation.gathered] == ["transformer", "transformer_2"]
+            with backend.record() as recording:
+                assert torch.equal(pipe(x).cpu(), want)
+            backend.refresh()
+            assert torch.equal(pipe(x).cpu(), want)
+            backend.release()
+            assert torch.equal(pipe(x).cpu(), want)
+            inner = pipe.transformer.blocks[1]
+            inner.register_forward_pre_hook(lambda *_: (pipe.transformer_2(x[:1]), None)[1])
+            assert torch.equal(pipe(x).cpu(), want)
+        assert not hasattr(pipe.transformer, "save_pretrained")
+        return any(span.name.startswith("transformer_2") for span in recording.spans)
+
+    assert ranks.all(rank) == [True, True]
+
+
+def test_a_component_of_two_pipelines(make, ranks, x):
+    """A component of whose blocks a rank holds a part is nobody else's; one that streams for another pipeline is not gathered."""
+
+    def rank(_, device):
+        first, second = make(), make(seed=1)
+        second.transformer = first.transformer
+        with first.enable_omni_offload("layer", device=device, **GATHER):
+            with pytest.raises(OffloadStateError, match="of whose blocks this rank holds a part only"):
+                second.enable_omni_offload("layer", device=device)
+            first(x)
+        with first.enable_omni_offload("layer", device=device):
+            with pytest.raises(OffloadStateError, match="'transformer' streams for another pipeline"):
+                second.enable_omni_offload("layer", device=device, **GATHER)
+            first(x)
+
+    ranks.all(rank)
+
+
+def test_memory_that_another_component_has_too(make, ranks):
+    """A gathered block gives its memory up, so that it may not be another component's as well."""
+
+    def rank(_, device):
+        pipe = make()
+        flat = torch.ones(64 * 3)
+        pipe.transformer.blocks[2].up.bias.data = flat[32:96]
+        pipe.text_encoder.proj.bias.data = flat[:64]
+        with pytest.raises(OffloadConfigError, match=r"blocks\.2\.up\.bias.* share memory.*rest_submodules"):
+            pipe.enable_omni_offload("layer", device=device, **GATHER)
+        assert leftovers(pipe) == []
+
+    ranks.all(rank)
+
+
+def test_a_cache_that_skips_blocks(make, ranks):
+    """A cache that decides by what a rank computes would skip other blocks on other ranks."""
+
+    class Hooks:
+        hooks = {"fbc_block_hook": None, "layer_skip_hook": None}
+
+    def rank(_, device):
+        pipe = make()
+        pipe.transformer.blocks[2]._diffusers_hook = Hooks()
+        with pytest.raises(OffloadConfigError, match=r"'transformer' has a cache that skips blocks.*\(fbc_block_hook\)"):
+            pipe.enable_omni_offload("layer", device=device, **GATHER)
+
+    ranks.all(rank)
+
+
+def test_a_pipeline_that_is_dropped(make, ranks):
+    """Who takes over a component of a pipeline that was dropped while a rank held a part of it is told, and does not wait for anyone."""
+
+    def rank(_, device):
+        first, second = make(), make(seed=1)
+        first.enable_omni_offload("layer", device=device, **GATHER)
+        second.transformer = first.transformer
+        del first
+        gc.collect()
+        with pytest.raises(OffloadStateError, match="dropped without being disabled, and the blocks of transformer hold no weights"):
+            second.enable_omni_offload("layer", device=device)
+        assert leftovers(second) == []
+
+    ranks.all(rank)
+
+
+# ---- the parts, one by one ------------------------------------------------------------------------------------------------------
+
+
+def test_steps_that_differ(ranks):
+    """Ranks at different steps, or a step after one that failed, are told so."""
+    ranks.limit = dt.timedelta(seconds=2)
+
+    def rank(index, _):
+        one = Agreement(ranks.open_group((0, 1), limit=ranks.limit), (0, 1), ranks.limit)
+        assert [message.fact for message in one.compare("here", str(index))] == ["0", "1"]
+        with pytest.raises(OffloadStateError, match=rf"this rank is at 'step {index}', and rank {1 - index} is at 'step {1 - index}'"):
+            one.agree(f"step {index}")
+        with pytest.raises(OffloadStateError, match="a step failed before"):
+            one.compare("here", "")
+        two = Agreement(ranks.open_group((0, 1), limit=ranks.limit), (0, 1), ranks.limit)
+        if index == 0:
+            error = KeyError("told to")
+            two.tell("alone", error)
+            assert "the other ranks could not be told: not all of the ranks 0, 1 came to 'alone'" in error.__notes__[0]
+
+    ranks.all(rank)
+
+
+def test_a_block_before_and_after(make, ranks, device):
+    """A block of which no part is held yet cannot be gathered, and has nothing to renew; restoring it is nothing."""
+    kept = types.SimpleNamespace(rank=0, size=2, chunk_bytes=64, lose=lambda _: False)
+    pipe = make()
+    blocks = [(f"blocks.{index}", block) for index, block in enumerate(pipe.transformer.blocks)]
+    context = ResidencyContext(Accelerator.of(device))
+    block = ShardedBlock(Partition(pipe.transformer, blocks), 3, context, Counters(), kept)
+    with pytest.raises(RuntimeError, match=r"blocks\.3 is whole"):
+        block.fetch_into(context.slots.make_extra(1 << 16))
+    assert not block.renew()
+    block.restore()
+    block.prepare(keep_origin=True)
+    block.prepare()
+    assert (block.pinned_bytes, block.master_bytes) == (0, block.padded_bytes // 2)
+    block.restore(to_origin=True)
+    assert torch.equal(pipe.transformer.blocks[3].up.weight, make().transformer.blocks[3].up.weight)
+
+
+def test_communicators_are_used_again(device):
+    """The next backend of the same ranks takes the communicators of the last, unless its ranks came out of step, or the world is another."""
+    limit, accelerator = dt.timedelta(seconds=5), Accelerator.of(device)
+    made = []
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            one, two = (Gathering.open((0,), accelerator, chunk_bytes=64, limit=limit) for _ in range(2))
+            assert one._host is not two._host
+            two.close()
+            one.end("told to", failed=True)
+            one.close()
+            three = Gathering.open((0,), accelerator, chunk_bytes=64, limit=limit)
+            assert three._host is two._host
+            assert Gathering.open((0,), accelerator, chunk_bytes=64, limit=limit)._host not in (one._host, two._host)
+            made.append(three)
+        finally:
+            dist.destroy_process_group()
+    assert made[0]._host is not made[1]._host
+
+
+def test_a_backend_of_the_device_keeps_the_host_free(ranks, device, monkeypatch):
+    """Where gathers are the device's, ranks are compared at the end of a call; the host waits for none before."""
+    monkeypatch.setattr(gathering, "_backend_of", lambda *_: "nccl")
+
+    def rank(index, device):
+        if index == 0:
+            limit = dt.timedelta(seconds=20)
+            one = Gathering.open((0, 1), Accelerator.of(device), chunk_bytes=64, limit=limit)
+            one.begin("a block")
+        else:
+            Gathering.open((0, 1), Accelerator.of(device), chunk_bytes=64, limit=dt.timedelta(seconds=20))
 
     ranks.all(rank)
