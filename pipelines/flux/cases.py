@@ -6,16 +6,46 @@ from collections.abc import Callable
 from typing import Any
 
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxControlNetModel, FluxTransformer2DModel
+from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
+from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
 from omni_offload.testing import PipelineCase
-from pipelines.flux.pipeline_controlnet import OmniFluxControlNetPipeline
-from pipelines.flux.pipeline_flux import OmniFluxImg2ImgPipeline, OmniFluxKontextPipeline, OmniFluxPipeline
+from pipelines.flux.pipeline_control import OmniFluxControlImg2ImgPipeline, OmniFluxControlInpaintPipeline, OmniFluxControlPipeline
+from pipelines.flux.pipeline_controlnet import (
+    OmniFluxControlNetImg2ImgPipeline,
+    OmniFluxControlNetInpaintPipeline,
+    OmniFluxControlNetPipeline,
+)
+from pipelines.flux.pipeline_flux import (
+    OmniFluxFillPipeline,
+    OmniFluxImg2ImgPipeline,
+    OmniFluxInpaintPipeline,
+    OmniFluxKontextInpaintPipeline,
+    OmniFluxKontextPipeline,
+    OmniFluxPipeline,
+)
+from pipelines.flux.pipeline_redux import OmniFluxPriorReduxPipeline
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready, t5_encoder
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer, t5_tokenizer
 
-__all__ = ["FLUX", "FLUX_CONTROLNET", "FLUX_IMG2IMG", "FLUX_KONTEXT", "FLUX_MULTI_CONTROLNET"]
+__all__ = [
+    "FLUX",
+    "FLUX_CONTROL",
+    "FLUX_CONTROLNET",
+    "FLUX_CONTROLNET_IMG2IMG",
+    "FLUX_CONTROLNET_INPAINT",
+    "FLUX_CONTROL_IMG2IMG",
+    "FLUX_CONTROL_INPAINT",
+    "FLUX_FILL",
+    "FLUX_IMG2IMG",
+    "FLUX_INPAINT",
+    "FLUX_KONTEXT",
+    "FLUX_KONTEXT_INPAINT",
+    "FLUX_MULTI_CONTROLNET",
+    "FLUX_PRIOR_REDUX",
+]
 
 _BLOCKS: dict[str, Any] = {
     "patch_size": 1,
@@ -30,7 +60,7 @@ _BLOCKS: dict[str, Any] = {
 
 
 def _transformer(**sizes: int) -> Any:
-    return ready(FluxTransformer2DModel(**_BLOCKS, **{"num_layers": 3, "num_single_layers": 4, **sizes}))
+    return ready(FluxTransformer2DModel(**{**_BLOCKS, "num_layers": 3, "num_single_layers": 4, **sizes}))
 
 
 def _controlnet() -> Any:
@@ -61,16 +91,43 @@ def _vae() -> Any:
     return autoencoder_kl(widths=(8, 16), shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False)
 
 
-def _small(cls: type, seed: int, *, controlnets: int = 0) -> Callable[[], Any]:
+def _small(cls: type, seed: int, *, controlnets: int = 0, **channels: int) -> Callable[[], Any]:
     """Return what makes a pipeline of two blocks of each kind."""
 
     def make_pipeline() -> Any:
-        transformer = _transformer(num_layers=2, num_single_layers=2)
+        transformer = _transformer(num_layers=2, num_single_layers=2, **channels)
         nets = [_controlnet() for _ in range(controlnets)]
         parts = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
         return _pipeline(cls, vae=_vae(), transformer=transformer, **parts)
 
     return functools.partial(seeded_pipeline, seed, make_pipeline)
+
+
+def _seeing(cls: type, seed: int, *, more: int) -> Callable[[], Any]:
+    """Return what makes a pipeline whose DiT sees further channels beside the latents."""
+    latent = _BLOCKS["in_channels"]
+    return _small(cls, seed, in_channels=latent + more, out_channels=latent)
+
+
+def _redux() -> Any:
+    size = 32
+    vision = SiglipVisionConfig(
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=2 * TEXT_WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=size,
+        patch_size=8,
+    )
+    return OmniFluxPriorReduxPipeline(
+        image_encoder=ready(SiglipVisionModel(vision)),
+        feature_extractor=SiglipImageProcessor(size={"height": size, "width": size}),
+        image_embedder=ready(ReduxImageEncoder(redux_dim=TEXT_WIDTH, txt_in_features=TEXT_WIDTH)),
+        text_encoder=clip_text_encoder(layers=2),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=t5_encoder(layers=2),
+        tokenizer_2=t5_tokenizer(),
+    )
 
 
 def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
@@ -130,3 +187,75 @@ FLUX_MULTI_CONTROLNET = PipelineCase(
     expected_failures={"check_save": "diffusers' FluxMultiControlNetModel has no save_config, so that no such pipeline can be saved"},
 )
 """Two control pictures and text to image."""
+
+FLUX_INPAINT = PipelineCase(
+    name="flux_inpaint",
+    make_pipeline=_small(OmniFluxInpaintPipeline, 60),
+    make_inputs=_inputs(image=picture(), mask_image=picture(), strength=0.7, num_inference_steps=3),
+    outputs=as_tensors,
+)
+"""Into a masked picture: two of three steps."""
+
+FLUX_FILL = PipelineCase(
+    name="flux_fill",
+    make_pipeline=_seeing(OmniFluxFillPipeline, 61, more=32),
+    make_inputs=_inputs(image=picture(), mask_image=picture()),
+    outputs=as_tensors,
+)
+"""Into a masked picture, with a DiT that sees mask and picture."""
+
+FLUX_KONTEXT_INPAINT = PipelineCase(
+    name="flux_kontext_inpaint",
+    make_pipeline=_small(OmniFluxKontextInpaintPipeline, 62),
+    make_inputs=_inputs(image=picture(), mask_image=picture(), max_area=32 * 32, _auto_resize=False, strength=0.7, num_inference_steps=3),
+    outputs=as_tensors,
+)
+"""Editing a picture within a mask: two of three steps."""
+
+FLUX_CONTROL = PipelineCase(
+    name="flux_control",
+    make_pipeline=_seeing(OmniFluxControlPipeline, 63, more=16),
+    make_inputs=_inputs(control_image=picture()),
+    outputs=as_tensors,
+)
+"""Control picture and text to image, with a DiT that sees the picture."""
+
+FLUX_CONTROL_IMG2IMG = PipelineCase(
+    name="flux_control_img2img",
+    make_pipeline=_seeing(OmniFluxControlImg2ImgPipeline, 64, more=16),
+    make_inputs=_inputs(image=picture(), control_image=picture(), strength=0.7, num_inference_steps=3),
+    outputs=as_tensors,
+)
+"""The same from a picture: two of three steps."""
+
+FLUX_CONTROL_INPAINT = PipelineCase(
+    name="flux_control_inpaint",
+    make_pipeline=_seeing(OmniFluxControlInpaintPipeline, 65, more=16),
+    make_inputs=_inputs(image=picture(), mask_image=picture(), control_image=picture(), strength=0.7, num_inference_steps=3),
+    outputs=as_tensors,
+)
+"""The same into a masked picture: two of three steps."""
+
+FLUX_CONTROLNET_IMG2IMG = PipelineCase(
+    name="flux_controlnet_img2img",
+    make_pipeline=_small(OmniFluxControlNetImg2ImgPipeline, 66, controlnets=1),
+    make_inputs=_inputs(image=picture(), control_image=picture(), strength=0.7, num_inference_steps=3),
+    outputs=as_tensors,
+)
+"""Picture, control picture and text to image: two of three steps."""
+
+FLUX_CONTROLNET_INPAINT = PipelineCase(
+    name="flux_controlnet_inpaint",
+    make_pipeline=_small(OmniFluxControlNetInpaintPipeline, 67, controlnets=1),
+    make_inputs=_inputs(image=picture(), mask_image=picture(), control_image=picture(), strength=0.7, num_inference_steps=3),
+    outputs=as_tensors,
+)
+"""Into a masked picture, with a control picture: two of three steps."""
+
+FLUX_PRIOR_REDUX = PipelineCase(
+    name="flux_prior_redux",
+    make_pipeline=functools.partial(seeded_pipeline, 68, _redux),
+    make_inputs=lambda _pipeline: {"prompt": "a red cat", "image": picture()},
+    outputs=as_tensors,
+)
+"""Picture and text to prompt embeddings."""

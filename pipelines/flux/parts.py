@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
 
-__all__ = ["BLOCKS", "ENCODERS", "ENTRY_POINTS", "PLAN", "FluxParts"]
+__all__ = ["BLOCKS", "ENCODERS", "ENTRY_POINTS", "PLAN", "TEXT_ENTRY_POINTS", "FluxParts", "FluxTextParts"]
 
 BLOCKS: tuple[str, ...] = ("transformer_blocks", "single_transformer_blocks")
 """Double blocks, then single ones: of the DiT, and of a ControlNet."""
@@ -17,25 +17,29 @@ PLAN = OffloadPlan(
     encoder_block_attrs={"text_encoder": ("encoder.layers",), "text_encoder_2": ("encoder.block",)},
 )
 
-ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
-    "vae": ("encode", "decode"),
-    "": ("encode_prompt", "encode_image"),
-}
+TEXT_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
 """For the pipelines; the parts alone have no such methods."""
 
+ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {**TEXT_ENTRY_POINTS, "": ("encode_prompt", "encode_image")}
+"""For the pipelines that take image prompts."""
 
-class FluxParts(OmniOffloadMixin):
-    """The components of a Flux pipeline.
+
+class FluxTextParts(OmniOffloadMixin):
+    """The components of a Flux pipeline that takes no image prompts.
 
     The two text encoders are on the device together: with `true_cfg_scale` they run for the prompts and then again for the
     negative prompts, and taking turns they would both be loaded twice. That raises no peak, as CLIP-L and T5-XXL together
     (9.8 GB in bf16) are less than half of the DiT (23.8 GB).
-
-    `image_encoder` is there for image prompts only, and is None otherwise.
     """
 
     _dit_modules: ClassVar[list[str]] = ["transformer"]
-    _encoder_modules: ClassVar[list[str]] = [*ENCODERS, "image_encoder"]
+    _encoder_modules: ClassVar[list[str]] = [*ENCODERS]
     _vae_modules: ClassVar[list[str]] = ["vae"]
     _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [ENCODERS]
     _offload_plan: ClassVar[OffloadPlan] = PLAN
+
+
+class FluxParts(FluxTextParts):
+    """The components of a Flux pipeline; `image_encoder` is there for image prompts only, and is None otherwise."""
+
+    _encoder_modules: ClassVar[list[str]] = [*ENCODERS, "image_encoder"]

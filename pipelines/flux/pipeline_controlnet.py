@@ -1,19 +1,19 @@
-"""`OmniFluxControlNetPipeline`: Flux with one ControlNet or several."""
+"""Flux pipelines with one ControlNet or several that own their offloading: from text, from a picture, into a masked picture."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
-from diffusers import FluxControlNetPipeline, FluxMultiControlNetModel
+from diffusers import FluxControlNetImg2ImgPipeline, FluxControlNetInpaintPipeline, FluxControlNetPipeline, FluxMultiControlNetModel
 
 from omni_offload import OffloadPlan
-from pipelines.flux.parts import BLOCKS, ENCODERS, ENTRY_POINTS, PLAN, FluxParts
+from pipelines.flux.parts import BLOCKS, ENCODERS, ENTRY_POINTS, PLAN, TEXT_ENTRY_POINTS, FluxTextParts
 
-__all__ = ["OmniFluxControlNetPipeline"]
+__all__ = ["OmniFluxControlNetImg2ImgPipeline", "OmniFluxControlNetInpaintPipeline", "OmniFluxControlNetPipeline"]
 
 
-class OmniFluxControlNetPipeline(FluxParts, FluxControlNetPipeline):
-    """`FluxControlNetPipeline` that owns its offloading.
+class _ControlNetParts(FluxTextParts):
+    """The components of a Flux pipeline with ControlNets.
 
     ControlNet and DiT alternate in every step, so that they are on the device together. Several ControlNets are one
     component, and run one after the other. The VAE encodes the control picture, unless the ControlNet does it itself.
@@ -21,7 +21,8 @@ class OmniFluxControlNetPipeline(FluxParts, FluxControlNetPipeline):
 
     _dit_modules: ClassVar[list[str]] = ["controlnet", "transformer"]
     _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [ENCODERS, ("controlnet", "transformer")]
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+    controlnet: Any
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
@@ -30,3 +31,22 @@ class OmniFluxControlNetPipeline(FluxParts, FluxControlNetPipeline):
             first = {id(net): index for index, net in reversed([*enumerate(self.controlnet.nets)])}
             blocks = tuple(f"nets.{index}.{name}" for index in sorted(first.values()) for name in BLOCKS)
         return attrs.evolve(PLAN, block_attrs={"controlnet": blocks, **PLAN.block_attrs})
+
+
+class OmniFluxControlNetPipeline(_ControlNetParts, FluxControlNetPipeline):
+    """`FluxControlNetPipeline` that owns its offloading; `image_encoder` is there for image prompts only."""
+
+    _encoder_modules: ClassVar[list[str]] = [*ENCODERS, "image_encoder"]
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+class OmniFluxControlNetImg2ImgPipeline(_ControlNetParts, FluxControlNetImg2ImgPipeline):
+    """`FluxControlNetImg2ImgPipeline` that owns its offloading; the VAE encodes both pictures before the DiT runs."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = TEXT_ENTRY_POINTS
+
+
+class OmniFluxControlNetInpaintPipeline(_ControlNetParts, FluxControlNetInpaintPipeline):
+    """`FluxControlNetInpaintPipeline` that owns its offloading; the VAE encodes all pictures before the DiT runs."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = TEXT_ENTRY_POINTS

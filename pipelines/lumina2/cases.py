@@ -17,7 +17,7 @@ from pipelines.tiny.tokenizers import gemma_tokenizer
 __all__ = ["LUMINA", "LUMINA2"]
 
 _TABLE_IS_AN_INPUT = dict.fromkeys(
-    ("check_budget", "check_peak", "check_residency"),
+    ("check_budget", "check_peak", "check_residency", "check_residents", "check_slots"),
     "upstream makes a table of 384 x 384 positions (9.4 MB) for every step, on the host: an input of the DiT larger than all weights here",
 )
 

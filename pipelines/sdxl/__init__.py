@@ -1,1 +1,1 @@
-"""Stable Diffusion XL: images from text and pictures, by a UNet with two text encoders."""
+"""Stable Diffusion XL: images from text, pictures, masks and control pictures, by a UNet with two text encoders."""

@@ -1,81 +1,63 @@
-"""Stable Diffusion XL pipelines that own their offloading: from text, and from a picture."""
+"""Stable Diffusion XL pipelines that own their offloading: from text, from a picture, into a masked picture, and editing a picture."""
 
-import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
-from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
+from diffusers import (
+    StableDiffusionXLAdapterPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+    StableDiffusionXLInpaintPipeline,
+    StableDiffusionXLInstructPix2PixPipeline,
+    StableDiffusionXLPipeline,
+)
 
-from omni_offload import OffloadPlan, OmniOffloadMixin
+from pipelines.sdxl.parts import ENCODERS, ENTRY_POINTS, StableDiffusionXLParts, StableDiffusionXLTextParts, casting_back
 
-__all__ = ["OmniStableDiffusionXLImg2ImgPipeline", "OmniStableDiffusionXLPipeline"]
-
-_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
-    "vae": ("encode", "decode"),
-    "": ("encode_prompt", "encode_image", "prepare_ip_adapter_image_embeds"),
-}
-
-
-class _StableDiffusionXLParts(OmniOffloadMixin):
-    """The components of a Stable Diffusion XL pipeline.
-
-    With a negative prompt the two text encoders run in turn, twice each, so that they are on the device together.
-    `image_encoder` is there for an IP-Adapter only.
-    """
-
-    _dit_modules: ClassVar[list[str]] = ["unet"]
-    _encoder_modules: ClassVar[list[str]] = ["text_encoder", "text_encoder_2", "image_encoder"]
-    _vae_modules: ClassVar[list[str]] = ["vae"]
-    _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [("text_encoder", "text_encoder_2")]
-    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
-        block_attrs={"unet": ("down_blocks", "mid_block", "up_blocks")},
-        encoder_block_attrs={
-            "text_encoder": ("encoder.layers",),
-            "text_encoder_2": ("text_model.encoder.layers",),
-            "image_encoder": ("vision_model.encoder.layers",),
-        },
-    )
-
-    vae: Any
-
-    def upcast_vae(self) -> None:
-        """Cast the VAE to float32, as upstream does in a call in float16, without its warning that nobody else should."""
-        self.vae.to(dtype=torch.float32)
+__all__ = [
+    "OmniStableDiffusionXLAdapterPipeline",
+    "OmniStableDiffusionXLImg2ImgPipeline",
+    "OmniStableDiffusionXLInpaintPipeline",
+    "OmniStableDiffusionXLInstructPix2PixPipeline",
+    "OmniStableDiffusionXLPipeline",
+]
 
 
-class OmniStableDiffusionXLPipeline(_StableDiffusionXLParts, StableDiffusionXLPipeline):
-    """`StableDiffusionXLPipeline` that owns its offloading.
+class OmniStableDiffusionXLPipeline(StableDiffusionXLParts, StableDiffusionXLPipeline):
+    """`StableDiffusionXLPipeline` that owns its offloading."""
 
-    In float16 a call casts the VAE to float32 before it decodes, where the VAE's configuration asks for it, and back.
-    """
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
-    @functools.wraps(StableDiffusionXLPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline; after an error the VAE has the type that it had before, and not the one that it decodes in."""
-        vae, dtype = self.vae, self.vae.dtype
-        try:
-            return super().__call__(*args, **kwargs)
-        except BaseException:
-            if dtype is torch.float16:  # the only type that is left
-                vae.to(dtype)
-            raise
+    __call__ = casting_back(StableDiffusionXLPipeline.__call__)
 
 
-class OmniStableDiffusionXLImg2ImgPipeline(_StableDiffusionXLParts, StableDiffusionXLImg2ImgPipeline):
+class OmniStableDiffusionXLImg2ImgPipeline(StableDiffusionXLParts, StableDiffusionXLImg2ImgPipeline):
     """`StableDiffusionXLImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
-    @functools.wraps(StableDiffusionXLImg2ImgPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline; after an error the VAE has the type that it had before, and not the one that it decodes in."""
-        vae, dtype = self.vae, self.vae.dtype
-        try:
-            return super().__call__(*args, **kwargs)
-        except BaseException:
-            if dtype is torch.float16:  # the only type that is left
-                vae.to(dtype)
-            raise
+    __call__ = casting_back(StableDiffusionXLImg2ImgPipeline.__call__)
+
+
+class OmniStableDiffusionXLInpaintPipeline(StableDiffusionXLParts, StableDiffusionXLInpaintPipeline):
+    """`StableDiffusionXLInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+    __call__ = casting_back(StableDiffusionXLInpaintPipeline.__call__)
+
+
+class OmniStableDiffusionXLInstructPix2PixPipeline(StableDiffusionXLTextParts, StableDiffusionXLInstructPix2PixPipeline):
+    """`StableDiffusionXLInstructPix2PixPipeline` that owns its offloading; the VAE runs before the UNet too."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
+
+    __call__ = casting_back(StableDiffusionXLInstructPix2PixPipeline.__call__)
+
+
+class OmniStableDiffusionXLAdapterPipeline(StableDiffusionXLParts, StableDiffusionXLAdapterPipeline):
+    """`StableDiffusionXLAdapterPipeline` that owns its offloading; the adapter runs once, for all steps."""
+
+    _encoder_modules: ClassVar[list[str]] = [*ENCODERS, "image_encoder", "adapter"]
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+    __call__ = casting_back(StableDiffusionXLAdapterPipeline.__call__)
