@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from diffusers import FlowMatchEulerDiscreteScheduler, ZImageControlNetModel, ZImageTransformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, ZImageTransformer2DModel
 
 from omni_offload.testing import PipelineCase
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, ready
@@ -12,50 +12,43 @@ from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.language import qwen3_encoder
 from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import qwen_tokenizer
-from pipelines.z_image.pipeline_controlnet import OmniZImageControlNetInpaintPipeline, OmniZImageControlNetPipeline
 from pipelines.z_image.pipeline_z_image import OmniZImageImg2ImgPipeline, OmniZImageInpaintPipeline, OmniZImagePipeline
 
-__all__ = ["Z_IMAGE", "Z_IMAGE_CONTROLNET", "Z_IMAGE_CONTROLNET_INPAINT", "Z_IMAGE_IMG2IMG", "Z_IMAGE_INPAINT"]
+__all__ = ["Z_IMAGE", "Z_IMAGE_IMG2IMG", "Z_IMAGE_INPAINT"]
 
 _TABLE_STAYS = {
     "check_release": "outside of calls the DiT's rope_embedder, which is no module, leaves its table of positions on the device"
 }
 
-_SIZES: dict[str, int] = {"dim": 32, "n_refiner_layers": 2, "n_heads": 2, "n_kv_heads": 2}
-
 
 def _transformer() -> Any:
     return ready(
-        ZImageTransformer2DModel(**_SIZES, in_channels=4, n_layers=2, cap_feat_dim=TEXT_WIDTH, axes_dims=[4, 6, 6], axes_lens=[512, 64, 64])
-    )
-
-
-def _controlnet(*, channels: int) -> Any:
-    """Return a ControlNet for both layers; `ready` fills its projections, which begin as zeros, with noise."""
-    return ready(
-        ZImageControlNetModel(
-            **_SIZES,
-            control_layers_places=[0, 1],
-            control_refiner_layers_places=[0, 1],
-            control_in_dim=channels,
-            add_control_noise_refiner="control_noise_refiner",
+        ZImageTransformer2DModel(
+            dim=32,
+            n_refiner_layers=2,
+            n_heads=2,
+            n_kv_heads=2,
+            in_channels=4,
+            n_layers=2,
+            cap_feat_dim=TEXT_WIDTH,
+            axes_dims=[4, 6, 6],
+            axes_lens=[512, 64, 64],
         )
     )
 
 
-def _pipeline(cls: type, **parts: Callable[[], Any]) -> Any:
+def _pipeline(cls: type) -> Any:
     return cls(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=autoencoder_kl(widths=(8, 16), shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False),
         text_encoder=qwen3_encoder(layers=2),
         tokenizer=qwen_tokenizer(),
         transformer=_transformer(),
-        **{name: make() for name, make in parts.items()},
     )
 
 
-def _making(cls: type, seed: int, **parts: Callable[[], Any]) -> Callable[[], Any]:
-    return functools.partial(seeded_pipeline, seed, functools.partial(_pipeline, cls, **parts))
+def _making(cls: type, seed: int) -> Callable[[], Any]:
+    return functools.partial(seeded_pipeline, seed, functools.partial(_pipeline, cls))
 
 
 def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
@@ -98,21 +91,3 @@ Z_IMAGE_INPAINT = PipelineCase(
     expected_failures=_TABLE_STAYS,
 )
 """Into a masked picture: two of three steps."""
-
-Z_IMAGE_CONTROLNET = PipelineCase(
-    name="z_image_controlnet",
-    make_pipeline=_making(OmniZImageControlNetPipeline, 47, controlnet=functools.partial(_controlnet, channels=4)),
-    make_inputs=_inputs(control_image=picture()),
-    outputs=as_tensors,
-    expected_failures=_TABLE_STAYS,
-)
-"""Control picture and text to image."""
-
-Z_IMAGE_CONTROLNET_INPAINT = PipelineCase(
-    name="z_image_controlnet_inpaint",
-    make_pipeline=_making(OmniZImageControlNetInpaintPipeline, 48, controlnet=functools.partial(_controlnet, channels=9)),
-    make_inputs=_inputs(image=picture(), mask_image=picture(), control_image=picture()),
-    outputs=as_tensors,
-    expected_failures=_TABLE_STAYS,
-)
-"""Into a masked picture, with a control picture."""

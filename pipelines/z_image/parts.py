@@ -1,22 +1,21 @@
 """What all Z-Image pipelines are made of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from omni_offload import OffloadPlan
 from pipelines.parts import TransformerParts
 
-__all__ = ["BLOCKS", "ENCODER_BLOCKS", "ZImageParts", "positions_of_a_call"]
-
-BLOCKS: tuple[str, ...] = ("noise_refiner", "context_refiner", "layers")
-ENCODER_BLOCKS: Mapping[str, tuple[str, ...]] = {"text_encoder": ("layers",)}
+__all__ = ["ZImageParts", "positions_of_a_call"]
 
 
 class ZImageParts(TransformerParts):
     """The components of a Z-Image pipeline."""
 
-    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(block_attrs={"transformer": BLOCKS}, encoder_block_attrs=ENCODER_BLOCKS)
+    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
+        block_attrs={"transformer": ("noise_refiner", "context_refiner", "layers")}, encoder_block_attrs={"text_encoder": ("layers",)}
+    )
 
 
 @contextmanager
