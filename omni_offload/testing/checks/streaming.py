@@ -123,8 +123,8 @@ def _require_residents(bench: Bench, component: PlannedComponent, staying: list[
 def _require_budgets_kept(bench: Bench, pipeline: Any) -> None:
     """Require that between the least budget and one that holds everything the budgets are kept, and that the last one streams nothing."""
     least, everything = least_budget(bench, pipeline), 2 * bench.reference.weights
-    parts = bench.sample([1, 2, 3, 5, 8], 1)
-    for budget in (*(least + (bench.reference.weights - least) * part // 10 for part in parts), everything):
+    parts, more = bench.sample([1, 2, 3, 5, 8], 1), max(bench.reference.weights - least, 0)  # slots may hold more than all weights
+    for budget in (*(least + more * part // 10 for part in parts), everything):
         base = bench.allocated()
         bench.reset_peak()
         with bench.enabled(pipeline, device_memory=budget) as backend:
