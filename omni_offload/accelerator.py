@@ -345,11 +345,9 @@ class DeviceClock:
         """Note what the time is for the host."""
         return self.at(self._host)
 
-    def between(self, first: torch.Event | float, last: torch.Event | float) -> float | None:
-        """Return the seconds from one moment to another, without a wait; None where the device has not come there yet."""
-        if isinstance(first, float) or isinstance(last, float):
-            return None  # when the host queued what lies between tells nothing of how long it takes
-        return first.elapsed_time(last) / 1e3 if first.query() and last.query() else None
+    def between(self, first: torch.Event, last: torch.Event) -> float:
+        """Return the seconds from one moment to another, both of which have passed."""
+        return first.elapsed_time(last) / 1e3
 
     def seconds(self, moment: torch.Event | float) -> float:
         """Return a moment as seconds since the clock was made; the host waits for it."""

@@ -272,7 +272,7 @@ class BlockRing:
 
     def _fetch(self, block: BlockResidency, slot: Slot) -> None:
         times = self._timing
-        if times is None:
+        if times is None or not block.padded_bytes:
             block.fetch_into(slot)
             return
         slot.order_after_uses()  # first: what is waited for is not the copy's time

@@ -3,6 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Collection
+from typing import cast
 
 import attrs
 import torch
@@ -48,8 +49,9 @@ class BlockTimes:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._clock = DeviceClock(accelerator)
-        self._marks: list[tuple[torch.Event | float, int | None]] = []
-        self._copies: list[tuple[int, torch.Event | float, torch.Event | float]] = []
+        self._marks: list[tuple[torch.Event, int | None]] = []
+        self._copies: list[tuple[int, torch.Event, torch.Event]] = []
+        self._streams: set[int] = set()
 
     @property
     def possible(self) -> bool:
@@ -59,40 +61,45 @@ class BlockTimes:
     def begin(self) -> None:
         """Start a pass; copies that were queued for it already count."""
         self._marks.clear()
+        self._streams.clear()
 
     def mark(self, block: int | None) -> None:
         """Note that the current stream computes a block from here on; None: that it waits."""
-        self._marks.append((self._clock.at(self._accelerator.current_stream()), block))
+        stream = self._accelerator.current_stream()
+        self._streams.add(stream.stream_id)
+        self._marks.append((self._at(stream), block))
 
     def end(self) -> None:
         """End the pass; the host waits until the device has done it."""
         self.mark(None)
         last, _ = self._marks[-1]
-        if isinstance(last, torch.Event) and not last.query():
+        if not last.query():
             self._accelerator.block_on(last)
 
-    def copy_begins(self) -> torch.Event | float:
+    def copy_begins(self) -> torch.Event:
         """Return the moment at which a copy starts that is queued next."""
-        return self._clock.at(self._accelerator.copy_stream)
+        return self._at(self._accelerator.copy_stream)
 
-    def copy_ends(self, began: torch.Event | float, nbytes: int) -> None:
+    def copy_ends(self, began: torch.Event, nbytes: int) -> None:
         """Note the copy that was queued since a moment."""
-        self._copies.append((nbytes, began, self._clock.at(self._accelerator.copy_stream)))
+        self._copies.append((nbytes, began, self._at(self._accelerator.copy_stream)))
 
     def read(self, blocks: Collection[int]) -> TimedPass | None:
-        """Return what the pass took, and forget it; None where not all of some blocks ran, or the device has not done it all yet."""
+        """Return what the pass took, and forget it; None where not all of some blocks ran, or they ran on several streams."""
         marks, copies = [*self._marks], [*self._copies]
         self._marks.clear()
         self._copies.clear()
-        compute: dict[int, float] = {}
+        while copies and not copies[-1][-1].query():
+            copies.pop()  # it is on its way for the next pass; those before it have landed
+        sequence = tuple(block for _, block in marks if block is not None)
+        if not copies or len(self._streams) > 1 or not {*sequence} >= {*blocks}:
+            return None
+        compute = dict.fromkeys(sequence, 0.0)
         for (first, block), (last, _) in itertools.pairwise(marks):
             if block is not None:
-                seconds = self._clock.between(first, last)
-                if seconds is None:
-                    return None
-                compute[block] = compute.get(block, 0.0) + seconds
-        rates = [seconds / nbytes for nbytes, *moments in copies if (seconds := self._clock.between(*moments)) is not None]
-        if not rates or not compute.keys() >= {*blocks}:
-            return None
-        sequence = tuple(block for _, block in marks if block is not None)
+                compute[block] += self._clock.between(first, last)
+        rates = (self._clock.between(first, last) / nbytes for nbytes, first, last in copies)
         return TimedPass(sequence, compute, statistics.median(rates))
+
+    def _at(self, stream: torch.Stream) -> torch.Event:
+        return cast("torch.Event", self._clock.at(stream))  # it is one where the device times events

@@ -232,9 +232,9 @@ class ModuleResidency(ManagedTensors):
 
     def _await_landing(self, groups: Iterable[Group]) -> None:
         """Wait until what the module ran on has landed: a master may be edited from here on. The host blocks."""
-        for buffer in buffers_of(group.copy for group in groups):
-            if buffer.ready is not None and not buffer.ready.query():
-                self._accelerator.block_on(buffer.ready)
+        for ready in {buffer.ready for buffer in buffers_of(group.copy for group in groups)}:  # as a rule one for all
+            if ready is not None and not ready.query():
+                self._accelerator.block_on(ready)
 
     def drop(self) -> None:
         """Let go of the device copies that are not bound, in the order of the copy stream; the host does not block."""
