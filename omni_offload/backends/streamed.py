@@ -109,7 +109,7 @@ class StreamedResidency(ArrangedResidency):
 
     @override
     def prepare(self, *, keep_origin: bool = False) -> None:
-        if self._groups is None:
+        if self._groups is None and self._outdated_entries():
             self._collect()
             self._measure()
             self._reselect()

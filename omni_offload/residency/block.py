@@ -49,7 +49,12 @@ class BlockResidency(ModuleResidency):
 
     @override
     def _select(self, entries: list[Entry]) -> list[Entry]:
+        self._selected = self._partition.changes
         return self._partition.of_block(self.index, entries)
+
+    @override
+    def _settled(self) -> bool:
+        return self._selected == self._partition.changes and super()._settled()
 
     def reselect(self) -> None:
         """Group the tensors anew: which travel with the block may have changed."""

@@ -174,7 +174,7 @@ class ManagedTensors:
         """
         with self._lock, unwatched():
             if self._groups is None:
-                if self._tables.changed() or self._tables.grown() or not self._context.manages(self._entries):
+                if self._outdated_entries():
                     self._collect()
                 self._context.own(self._entries, self.name)
                 self._begun = True
@@ -192,6 +192,10 @@ class ManagedTensors:
         entries, tables = collect(self._modules)
         self._entries = self._context.claim(self._select(entries), self.name)
         self._tables = tables
+
+    def _outdated_entries(self) -> bool:
+        """Whether the tensors may be others than when they were collected, or are claimed no longer."""
+        return self._tables.changed() or self._tables.grown() or not self._context.manages(self._entries)
 
     def _select(self, entries: list[Entry]) -> list[Entry]:
         """Return those tensors of the modules that are managed here: all."""
@@ -249,6 +253,13 @@ class ManagedTensors:
     def _moved(self) -> bool:
         """Whether a tensor that is not bound to a device copy is in other memory than its master."""
         return not all(group.bound or group.intact() for group in self._groups or ())
+
+    def _settled(self) -> bool:
+        """Whether every tensor is in a group, bound to its master, and none was added, removed or replaced since the last look."""
+        groups = self._groups or ()
+        grouped = {id(tensor) for group in groups for tensor in group.tensors}
+        whole = all(group.intact() and not group.unsure for group in groups) and all(id(entry.tensor) in grouped for entry in self._entries)
+        return whole and not self._outdated_entries()
 
     def outdated(self) -> bool:
         """Whether a tensor was added, removed, replaced or moved since the weights were bound (for modules that stay loaded)."""

@@ -262,7 +262,8 @@ class ModuleResidency(ManagedTensors):
     def _take_in(self) -> None:
         if self._begun and not any(self in group.bound for group in self._groups or ()):
             with unwatched():
-                self._regroup(pin_from=None)
+                if not self._settled():
+                    self._regroup(pin_from=None)
 
     def _settle(self, *, to_origin: bool) -> None:
         with unwatched():

@@ -25,6 +25,7 @@ class Partition:
         blocks: Name and module of every block, in execution order.
         sizes: Device bytes of what belongs to each block, whether it travels or stays; padding included.
         residents: The blocks that stay with the rest.
+        changes: How many updates found homes other than before.
 
     Args:
         component: As the attribute.
@@ -48,6 +49,7 @@ class Partition:
         self._away: dict[int, tuple[int, list[torch.Tensor]]] = {}
         self.sizes = [0] * len(self.blocks)
         self.residents: frozenset[int] = frozenset()
+        self.changes = 0
         self._homes: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
 
@@ -82,6 +84,7 @@ class Partition:
                 if home not in self.residents:
                     homes.update((id(entry.tensor), home) for entry in placement.entries)
         rounded = [-(-size // self._multiple) * self._multiple for size in sizes]
+        self.changes += homes != self._homes
         self._homes, self.sizes = homes, [self._away[index][0] if index in self._away else size for index, size in enumerate(rounded)]
         self._tensors = [entry.tensor for entry in entries]  # alive, so that no other takes the place of one
 

@@ -350,3 +350,32 @@ def test_whether_a_block_of_single_groups_is_bound(stream):
     assert not block.bound
     residency.unbind()
     other.restore()
+
+
+def test_a_restored_residency_streams_again(stream):
+    """What was put into a block after it was restored is streamed with it."""
+    stack = Stack()
+    residency = stream(stack)
+    run(residency, Y)
+    residency.restore()
+    with torch.no_grad():
+        stack.blocks[2].up = nn.Linear(16, 16)
+        expected = stack(Y)
+        residency.prepare()
+        assert torch.equal(run(residency, Y), expected)
+        assert residency.blocks[2].padded_bytes == residency.slot_bytes
+
+
+def test_a_tie_across_blocks_before_the_end(stream):
+    """A weight that a block came to share with another just before the end is whole, on the host, in memory that is not pinned."""
+    stack = Stack()
+    residency = stream(stack)
+    run(residency, Y)
+    weight, value = stack.blocks[0].up.weight, stack.blocks[0].up.weight.clone()
+    stack.blocks[3].up.weight = weight
+    residency.restore()
+    residency._context.close()
+    assert stack.blocks[0].up.weight is weight is stack.blocks[3].up.weight
+    assert torch.equal(weight, value)
+    assert not any(tensor.is_pinned() or tensor.device.type != "cpu" for tensor in stack.parameters())
+    assert residency._context.pinned_bytes == 0

@@ -389,7 +389,7 @@ RESIDENCY = (
     Mutant(
         "changes-before-the-first-load-missed",
         "residency/managed.py",
-        "if self._tables.changed() or self._tables.grown() or not self._context.manages(self._entries):",
+        "if self._outdated_entries():",
         "if False:",
         "what was added between creation and the first load is left out",
         ("tests/residency/test_module.py::test_a_restored_residency_can_load_again",),
