@@ -220,6 +220,21 @@ BUILT_IN = (
     _entry("sana_video", "sana_video.pipeline_sana_video:OmniSanaVideoPipeline", "sana_video.cases:SANA_VIDEO"),
     _entry("score_sde_ve", "ddpm.pipeline_ddpm:OmniScoreSdeVePipeline", "ddpm.cases:SCORE_SDE_VE"),
     _entry("sd3", "sd3.pipeline_sd3:OmniStableDiffusion3Pipeline", "sd3.cases:SD3"),
+    _entry(
+        "sd3_controlnet",
+        "sd3.pipeline_controlnet:OmniStableDiffusion3ControlNetPipeline",
+        "sd3.cases:SD3_CONTROLNET",
+        "sd3.cases:SD3_MULTI_CONTROLNET",
+    ),
+    _entry(
+        "sd3_controlnet_inpaint",
+        "sd3.pipeline_controlnet:OmniStableDiffusion3ControlNetInpaintingPipeline",
+        "sd3.cases:SD3_CONTROLNET_INPAINT",
+    ),
+    _entry("sd3_img2img", "sd3.pipeline_sd3:OmniStableDiffusion3Img2ImgPipeline", "sd3.cases:SD3_IMG2IMG"),
+    _entry("sd3_inpaint", "sd3.pipeline_sd3:OmniStableDiffusion3InpaintPipeline", "sd3.cases:SD3_INPAINT"),
+    _entry("sd3_pag", "sd3.pipeline_pag:OmniStableDiffusion3PAGPipeline", "sd3.cases:SD3_PAG"),
+    _entry("sd3_pag_img2img", "sd3.pipeline_pag:OmniStableDiffusion3PAGImg2ImgPipeline", "sd3.cases:SD3_PAG_IMG2IMG"),
     _entry("sdxl", "sdxl.pipeline_sdxl:OmniStableDiffusionXLPipeline", "sdxl.cases:TEXT_TO_IMAGE", "sdxl.cases:TEXT_TO_IMAGE_FP16"),
     _entry("sdxl_adapter", "sdxl.pipeline_sdxl:OmniStableDiffusionXLAdapterPipeline", "sdxl.cases:ADAPTER"),
     _entry(

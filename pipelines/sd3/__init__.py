@@ -1,1 +1,1 @@
-"""Stable Diffusion 3: images from text, by a DiT with three text encoders."""
+"""Stable Diffusion 3: images from text, pictures, masks and control pictures, by a DiT with three text encoders."""

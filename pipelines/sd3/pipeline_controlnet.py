@@ -1,0 +1,47 @@
+"""Stable Diffusion 3 pipelines with one ControlNet or several that own their offloading: from text, and into a masked picture."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+from diffusers import SD3MultiControlNetModel, StableDiffusion3ControlNetInpaintingPipeline, StableDiffusion3ControlNetPipeline
+
+from omni_offload import OffloadPlan
+from pipelines.sd3.parts import ENTRY_POINTS, PLAN, StableDiffusion3Parts
+
+__all__ = ["OmniStableDiffusion3ControlNetInpaintingPipeline", "OmniStableDiffusion3ControlNetPipeline"]
+
+_CONTROL_BLOCKS = ("transformer_blocks",)
+
+
+class _ControlNetParts(StableDiffusion3Parts):
+    """The components of a Stable Diffusion 3 pipeline with ControlNets.
+
+    ControlNet and DiT alternate in every step, so that they are on the device together. Several ControlNets are one
+    component, and run one after the other.
+    """
+
+    _dit_modules: ClassVar[list[str]] = ["controlnet", "transformer"]
+    _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [("controlnet", "transformer")]
+
+    controlnet: Any
+
+    @property
+    def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
+        blocks: tuple[str, ...] = _CONTROL_BLOCKS
+        if isinstance(self.controlnet, SD3MultiControlNetModel):
+            first = {id(net): index for index, net in reversed([*enumerate(self.controlnet.nets)])}
+            blocks = tuple(f"nets.{index}.{name}" for index in sorted(first.values()) for name in _CONTROL_BLOCKS)
+        return attrs.evolve(PLAN, block_attrs={"controlnet": blocks, **PLAN.block_attrs})
+
+
+class OmniStableDiffusion3ControlNetPipeline(_ControlNetParts, StableDiffusion3ControlNetPipeline):
+    """`StableDiffusion3ControlNetPipeline` that owns its offloading; the VAE encodes the control pictures before the DiT runs."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+class OmniStableDiffusion3ControlNetInpaintingPipeline(_ControlNetParts, StableDiffusion3ControlNetInpaintingPipeline):
+    """`StableDiffusion3ControlNetInpaintingPipeline` that owns its offloading; the VAE encodes the masked picture before the DiT runs."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
