@@ -72,9 +72,7 @@ class BlockTimes:
     def end(self) -> None:
         """End the pass; the host waits until the device has done it."""
         self.mark(None)
-        last, _ = self._marks[-1]
-        if not last.query():
-            self._accelerator.block_on(last)
+        self._accelerator.block_on(self._marks[-1][0])
 
     def copy_begins(self) -> torch.Event:
         """Return the moment at which a copy starts that is queued next."""

@@ -77,8 +77,8 @@ class ResidentChoice:
         order, costs = self._costs(sizes, number=number, nbytes=nbytes)
         present = Placement.of(costs, [place for place, index in enumerate(order) if index in residents], self._slots)
         before = step_time(costs, present.residents, self._slots)
-        if before <= (1 + _WORTH) * bound(costs, range(len(costs))):
-            return None
+        if before <= (1 + _WORTH) * bound(costs, range(len(costs))) or (nbytes is not None and present.device_bytes > nbytes):
+            return None  # what does not fit any more is said where room is made
         found = better_residents(costs, present, nbytes=nbytes, fill=number is None, steps=_REPAID if held else _FREE)
         if before - step_time(costs, found.residents, self._slots) < _WORTH * before:
             return None

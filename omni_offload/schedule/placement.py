@@ -56,7 +56,7 @@ def better_residents(costs: Sequence[BlockCost], present: Placement, *, nbytes: 
 
     Args:
         costs: The blocks in execution order.
-        present: Those that stay now.
+        present: Those that stay now; others stream.
         nbytes: Most device bytes of residents and slots together; None: as many as now.
         fill: Keep as many as there is room for; else as many as now.
         steps: As said.
@@ -64,8 +64,6 @@ def better_residents(costs: Sequence[BlockCost], present: Placement, *, nbytes: 
     Returns:
         The best placement that was found, in step time and these copies' share: the present one, or one that is better.
     """
-    if not present.slots:
-        return present
     room = present.device_bytes if nbytes is None else nbytes
     prices = [0.0 if index in present.residents else cost.copy / steps for index, cost in enumerate(costs)]
     anew = choose_residents(costs, present.slots, number=None if fill else len(present.residents), nbytes=room)

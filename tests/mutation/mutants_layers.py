@@ -9,6 +9,7 @@ _LAYERS = "tests/backends/test_layerwise.py::"
 _TOPOLOGY = "tests/backends/test_layer_topology.py::"
 _RESIDENTS = "tests/backends/test_residents.py::"
 _SHARED = "tests/backends/test_shared_slots.py::"
+_TIMED = "tests/backends/test_timed_residents.py::"
 _FUSING = "tests/mixins/test_fusing.py::"
 
 LAYERS = (
@@ -418,6 +419,63 @@ LAYERS = (
         "range(number)",
         "residents at the start leave the copy engine idle",
         ("tests/test_schedule.py::test_spread_residents_reach_the_bound", "tests/test_schedule.py::test_unequal_blocks"),
+    ),
+    # ---- residents by what a pass took -----------------------------------------------------------------------------------------
+    Mutant(
+        "passes-not-timed-long-enough",
+        "backends/block_ring.py",
+        "            times.end()\n",
+        "            times.mark(None)\n",
+        "what a pass took is read before the device has done it",
+        (f"{_TIMED}test_what_a_pass_took_decides",),
+    ),
+    Mutant(
+        "waits-counted-as-computation",
+        "backends/block_ring.py",
+        "                times.mark(None)\n",
+        "                pass\n",
+        "what a block waits for its copy counts as the computation of the block before it",
+        (f"{_TIMED}test_what_a_pass_took_decides",),
+    ),
+    Mutant(
+        "failed-passes-timed",
+        "backends/block_ring.py",
+        "if begun and not self._failed and (times",
+        "if begun and (times",
+        "a pass that failed is taken for a whole one",
+        (f"{_TIMED}test_a_pass_that_failed_tells_nothing",),
+    ),
+    Mutant(
+        "everything-fetched-again-for-other-residents",
+        "backends/arranged.py",
+        "self._exchange(found) if if_better else self._keep(found)",
+        "self._keep(found)",
+        "a change of residents copies the whole component again",
+        (f"{_TIMED}test_what_stays_where_it_is_is_not_copied_again",),
+    ),
+    Mutant(
+        "memory-of-residents-in-one-piece",
+        "backends/arranged.py",
+        "batches.setdefault(whose.get(id(group.tensors[0]), -1), [])",
+        "batches.setdefault(-1, [])",
+        "where one resident leaves, all of them are copied again",
+        (f"{_TIMED}test_what_stays_where_it_is_is_not_copied_again",),
+    ),
+    Mutant(
+        "copies-for-residents-cost-nothing",
+        "backends/residents.py",
+        "_REPAID if held else _FREE",
+        "_FREE",
+        "residents are moved for a gain that never makes their copies good",
+        (f"{_TIMED}test_copies_that_would_not_pay_wait_for_the_next_call",),
+    ),
+    Mutant(
+        "cut-short-exchange-believed",
+        "backends/arranged.py",
+        "return self._unsettled or (",
+        "return (",
+        "after an interrupt blocks stream that nothing fetches",
+        (f"{_TIMED}test_an_interrupted_exchange_is_done_again",),
     ),
     # ---- passes, forgetting, the end -------------------------------------------------------------------------------------------
     Mutant(
