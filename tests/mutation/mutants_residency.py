@@ -302,7 +302,7 @@ RESIDENCY = (
     Mutant(
         "host-does-not-wait-for-a-copy-in-flight",
         "residency/module.py",
-        "                self._accelerator.block_on(buffer.ready)\n",
+        "                self._accelerator.block_on(ready)\n",
         "                pass\n",
         "an edit after the use reaches a copy that is still under way",
         ("tests/residency/test_races.py::test_the_host_waits_at_the_end_of_a_use_for_a_copy_in_flight",),
