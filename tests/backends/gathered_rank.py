@@ -1,6 +1,7 @@
 """One rank of several that gather blocks, in a process of its own over gloo. Started by test_gathered_processes."""
 
 import datetime as dt
+import functools
 import gc
 import importlib
 import json
@@ -14,7 +15,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from omni_offload import DiffusionParallelConfig, DLOTransfer, LayerOptions, OffloadConfig, OffloadStrategy, get_offload_backend
+from omni_offload.accelerator import Accelerator
 from omni_offload.backends import DistributedLayerwiseOffloadBackend, manage
+from omni_offload.backends.agreement import Agreement
+from omni_offload.backends.distributed_rotation import DistributedRotation
+from omni_offload.backends.entry import EntryHooks
+from omni_offload.backends.gathering import Gathering
+from omni_offload.residency.sharded_block import ShardedBlock
+from omni_offload.residency.shards import Shard
 from omni_offload.testing import sim
 
 rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -116,36 +124,49 @@ def by_mesh():
     return run("pipelines.flux.cases:FLUX", encoders=False, mesh=mesh, data_parallel_size=size // 2, tensor_parallel_size=2)
 
 
-def killed():
-    """The last rank ends in the middle of a pass: every other one raises within the limit, and gives up cleanly."""
+KILLS = {
+    "killed": (torch.nn.Module, "_no_method"),
+    "killed_claiming": (DistributedRotation, "claim"),
+    "killed_preparing": (ShardedBlock, "prepare"),
+    "killed_hooking": (EntryHooks, "install"),
+    "killed_before_a_gather": (Gathering, "begin"),
+    "killed_in_a_gather": (Accelerator, "gather"),
+    "killed_ending_a_call": (Agreement, "compare"),
+    "killed_disabling": (Shard, "make_whole"),
+}
+
+
+def killed(where="killed"):
+    """The last rank ends there: every other one raises within the limit, and gives up cleanly."""
     from pipelines.flux.cases import FLUX
 
-    pipe = FLUX.make_pipeline()
+    pipe, told, start = FLUX.make_pipeline(), [], time.monotonic()
     backend = get_offload_backend(config(encoders=False), device)
-    manage(pipe, backend)
     blocks = pipe.transformer.single_transformer_blocks
     if rank == size - 1:
-        blocks[1].register_forward_pre_hook(lambda *_: os._exit(0))
-    start, told = time.monotonic(), []
-    for action in (lambda: pipe(**FLUX.make_inputs(pipe)), lambda: pipe(**FLUX.make_inputs(pipe)), backend.disable):
+        blocks[1].register_forward_pre_hook(lambda *_: where == "killed" and os._exit(0))
+        owner, method = KILLS[where]
+        setattr(owner, method, lambda *_, **__: os._exit(0))
+    call = functools.partial(pipe, **FLUX.make_inputs(pipe))
+    for action in (lambda: manage(pipe, backend), call, call, backend.disable):
         try:
             with torch.no_grad():
                 action()
         except Exception as error:
             told.append(f"{type(error).__name__}: {error}")
+            if not backend.enabled and action is not backend.disable:
+                break
     gc.collect()
     torch.accelerator.synchronize()
-    return {
-        "told": told,
-        "seconds": time.monotonic() - start,
-        "left": [sim.allocated(), sim.pinned_bytes()],
-        "hooks": "forward" in blocks[0].__dict__,
-    }
+    left = [sim.allocated(), sim.pinned_bytes()]
+    return {"told": told, "seconds": time.monotonic() - start, "left": left, "hooks": "forward" in blocks[0].__dict__}
 
+
+globals().update({where: functools.partial(killed, where) for where in KILLS})
 
 for scenario in sys.argv[4:]:
     sys.stdout.write(json.dumps({scenario: globals()[scenario]()}) + "\n")
     sys.stdout.flush()
-if "killed" in sys.argv:
+if any("killed" in scenario for scenario in sys.argv):
     os._exit(0)  # the group lacks a rank: nothing of it can be ended in order
 dist.destroy_process_group()

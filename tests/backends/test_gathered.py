@@ -10,6 +10,8 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from omni_offload import ModuleResidency, OffloadPlan
@@ -260,6 +262,33 @@ def test_any_order_that_is_the_same_everywhere(make, ranks, x, mode):
                 pipe.transformer.blocks[2].fail = None
                 assert torch.equal(pipe.transformer(y).cpu(), expected)
                 pipe(x)
+        assert same(pipe, plain)
+
+    ranks.all(rank)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.integers(0, 4), max_size=8), min_size=1, max_size=5), st.sampled_from([2, 3]), st.sampled_from([0, 2]))
+def test_random_schedules(make, ranks, passes, slots, residents):
+    """Ranks that skip, repeat and reorder the same blocks make what a resident run makes, and stay in step."""
+    options = {"dit": {"weight_transfer": "allgather", "resident_layers": residents}}
+    plain, y = make(), torch.randn(2, 32, generator=torch.Generator().manual_seed(3))
+
+    def outputs(pipe):
+        made = []
+        for order in passes:
+            pipe.transformer.order = order
+            made.append(pipe.transformer(y).cpu())
+        return made
+
+    want = outputs(plain)
+
+    def rank(_, device):
+        pipe = make()
+        with pipe.enable_omni_offload("layer", device=device, slots=slots, layer_options=options):
+            assert all(torch.equal(a, b) for a, b in zip(outputs(pipe), want, strict=True))
         assert same(pipe, plain)
 
     ranks.all(rank)

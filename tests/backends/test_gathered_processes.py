@@ -71,3 +71,22 @@ def test_all_pipelines(tmp_path, size):
     for rank in told:
         assert all(rank[name]["held"] <= 1.03 * rank[name]["whole"] / size for name in scenarios)
     check_killed(told, size)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1400)
+@pytest.mark.parametrize("where", ["claiming", "preparing", "hooking", "before_a_gather", "in_a_gather", "ending_a_call", "disabling"])
+def test_a_rank_is_killed(tmp_path, where):
+    """Wherever it is, the other rank raises within the limit, and leaves no hook, nothing pinned and nothing on the device."""
+    name = f"killed_{where}"
+    told = run(tmp_path, 2, name)[0][name]
+    assert told["told"], told
+    assert all(one.startswith("OffloadStateError: ") for one in told["told"]), told
+    assert told["seconds"] < 60
+    assert told["left"][0] <= 1024, told  # the scheduler's own
+    assert told["left"][1] == 0
+    assert told["hooks"] is False
+    if where in {"claiming", "preparing", "hooking"}:
+        assert "not all of the ranks 0, 1 came to" in told["told"][0]
+    else:
+        assert "the blocks of transformer hold no weights any more" in told["told"][-1]

@@ -50,8 +50,8 @@ RANKS = (
     Mutant(
         "edits-of-parts-unseen",
         "residency/sharded_block.py",
-        "        self._refuse_edits()\n        return False\n",
-        "        return False\n",
+        " and self._versions == self._count()):\n",
+        "):\n",
         "an edit of a gathered block is lost without a word",
         (f"{_GATHERED}test_edits_are_refused",),
     ),
@@ -78,14 +78,6 @@ RANKS = (
         "",
         "ranks with other weights gather a mixture",
         (f"{_GATHERED}test_all_fail_together",),
-    ),
-    Mutant(
-        "other-gathers-pass",
-        "backends/gathering.py",
-        "        if others:\n",
-        "        if False:\n",
-        "a rank gathers another block than the others",
-        (f"{_GATHERED}test_other_blocks_on_other_ranks",),
     ),
     Mutant(
         "end-of-a-call-not-compared",
