@@ -65,9 +65,10 @@ def run(target, *, encoders, residents=0, mesh=None, **fields):
         gathered = [residency for _, residency in backend._rotation.gathered]
         whole = sum(block.host_bytes for one in gathered for block in one.ring.blocks.values())
         held = sum(shard.nbytes for one in gathered for _, shard in one.shards)
-        assert held <= whole / size * 1.03, (held, whole, size)
+        ranks = backend._gathering.size
+        assert held <= whole / ranks * 1.03, (held, whole, ranks)
         rest = sum(member.owner.residency.master_bytes for member in backend._rotation.members.values()) - held
-        assert sim.pinned_bytes() <= 1.03 * (whole / size + rest), (held, rest, sim.pinned_bytes())
+        assert sim.pinned_bytes() <= 1.03 * (whole / ranks + rest), (held, rest, sim.pinned_bytes())
         names = {one.name for one in gathered}
         for _ in range(2):
             with torch.no_grad():
