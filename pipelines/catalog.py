@@ -41,6 +41,7 @@ BUILT_IN = (
     _entry("audioldm2", "audioldm2.pipeline_audioldm2:OmniAudioLDM2Pipeline", "audioldm2.cases:AUDIOLDM2"),
     _entry("aura_flow", "aura_flow.pipeline_aura_flow:OmniAuraFlowPipeline", "aura_flow.cases:AURA_FLOW"),
     _entry("chroma", "chroma.pipeline_chroma:OmniChromaPipeline", "chroma.cases:CHROMA"),
+    _entry("chroma_img2img", "chroma.pipeline_chroma:OmniChromaImg2ImgPipeline", "chroma.cases:CHROMA_IMG2IMG"),
     _entry("chroma_inpaint", "chroma.pipeline_chroma:OmniChromaInpaintPipeline", "chroma.cases:CHROMA_INPAINT"),
     _entry("chrono_edit", "wan.pipeline_wan_picture:OmniChronoEditPipeline", "wan.cases_video:CHRONO_EDIT"),
     _entry("cogvideox", "cogvideox.pipeline_cogvideox:OmniCogVideoXPipeline", "cogvideox.cases:COGVIDEOX"),

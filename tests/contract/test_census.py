@@ -32,6 +32,7 @@ COUNTED = {
     "audioldm2": 1,
     "aura_flow": 1,
     "chroma": 1,
+    "chroma_img2img": 1,
     "chroma_inpaint": 1,
     "chrono_edit": 1,
     "cogvideox": 1,
