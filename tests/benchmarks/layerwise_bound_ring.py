@@ -67,7 +67,7 @@ class Run:
     """One call through the backend. All seconds are virtual.
 
     Attributes:
-        step: Seconds of one step, over all steps after the first.
+        step: Seconds of one step, over all steps after the first, or after the second where residents could be chosen anew in that.
         bound: What no schedule of these residents can go below: all computation as it was, or all copies, over the same steps.
         residents: Indices of the blocks that stayed.
         device_bytes: Most bytes of weights on the device at once.
@@ -129,9 +129,10 @@ class Ring:
             peak = backend.report().peak_device_bytes
         ends = [span.end for span in spans if span.what == "spin"]
         last = ends[len(self.costs) - 1 :: len(self.costs)]
-        taken = sum(itertools.chain(*times[1:])) / (steps - 1)
+        first = int(0 < len(residents) < len(self.costs))  # then the first step is timed, and in the second others may be fetched
+        taken = sum(itertools.chain(*times[first + 1 :])) / (steps - 1 - first)
         return Run(
-            step=(last[-1] - last[0]) / (steps - 1),
+            step=(last[-1] - last[first]) / (steps - 1 - first),
             bound=max(taken, bound([attrs.evolve(cost, compute=0.0) for cost in self.costs], residents)),
             residents=residents,
             device_bytes=peak,
