@@ -37,7 +37,7 @@ ALWAYS = {"module": ("flux", "stable_diffusion_multi_controlnet", "wan_2_1_i2v")
 
 #: How many runs take everything else once: every case, in either type, in either mode. A run has about nine minutes of two cores for
 #: its part; `make test-all` takes all.
-ROUNDS = 8
+ROUNDS = 16
 
 
 def rotation() -> str:
