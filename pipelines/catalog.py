@@ -171,6 +171,16 @@ BUILT_IN = (
     _entry("kandinsky5_i2v", "kandinsky5.pipeline_kandinsky5:OmniKandinsky5I2VPipeline", "kandinsky5.cases:KANDINSKY5_I2V"),
     _entry("kandinsky5_t2i", "kandinsky5.pipeline_kandinsky5:OmniKandinsky5T2IPipeline", "kandinsky5.cases:KANDINSKY5_T2I"),
     _entry("kandinsky5_t2v", "kandinsky5.pipeline_kandinsky5:OmniKandinsky5T2VPipeline", "kandinsky5.cases:KANDINSKY5_T2V"),
+    _entry(
+        "latent_consistency",
+        "stable_diffusion.pipeline_variants:OmniLatentConsistencyModelPipeline",
+        "stable_diffusion.cases_siblings:LATENT_CONSISTENCY",
+    ),
+    _entry(
+        "latent_consistency_img2img",
+        "stable_diffusion.pipeline_variants:OmniLatentConsistencyModelImg2ImgPipeline",
+        "stable_diffusion.cases_siblings:LATENT_CONSISTENCY_IMG2IMG",
+    ),
     _entry("latte", "latte.pipeline_latte:OmniLattePipeline", "latte.cases:LATTE"),
     _entry("ldm", "ddpm.pipeline_ddpm:OmniLDMPipeline", "ddpm.cases:LDM"),
     _entry("ldm_super_resolution", "ddpm.pipeline_ddpm:OmniLDMSuperResolutionPipeline", "ddpm.cases:LDM_SUPER_RESOLUTION"),
@@ -310,18 +320,46 @@ BUILT_IN = (
         "stable_audio3.pipeline_stable_audio3:OmniStableAudio3InpaintPipeline",
         "stable_audio3.cases:STABLE_AUDIO_3_INPAINT",
     ),
+    _entry("stable_cascade", "stable_cascade.pipeline_stable_cascade:OmniStableCascadeCombinedPipeline", "stable_cascade.cases:COMBINED"),
+    _entry("stable_cascade_prior", "stable_cascade.pipeline_stable_cascade:OmniStableCascadePriorPipeline", "stable_cascade.cases:PRIOR"),
     _entry(
         "stable_diffusion",
         "stable_diffusion.pipeline_stable_diffusion:OmniStableDiffusionPipeline",
         "stable_diffusion.cases:TEXT_TO_IMAGE",
         "stable_diffusion.cases:IP_ADAPTER",
         "stable_diffusion.cases:SAFETY_CHECKER",
+        "stable_diffusion.cases:TINY_AUTOENCODER",
     ),
     _entry(
         "stable_diffusion_controlnet",
         "stable_diffusion.pipeline_controlnet:OmniStableDiffusionControlNetPipeline",
         "stable_diffusion.cases:CONTROLNET",
         "stable_diffusion.cases:MULTI_CONTROLNET",
+    ),
+    _entry(
+        "stable_diffusion_controlnet_img2img",
+        "stable_diffusion.pipeline_controlnet:OmniStableDiffusionControlNetImg2ImgPipeline",
+        "stable_diffusion.cases_siblings:CONTROLNET_IMG2IMG",
+    ),
+    _entry(
+        "stable_diffusion_controlnet_inpaint",
+        "stable_diffusion.pipeline_controlnet:OmniStableDiffusionControlNetInpaintPipeline",
+        "stable_diffusion.cases_siblings:CONTROLNET_INPAINT",
+    ),
+    _entry(
+        "stable_diffusion_controlnet_pag",
+        "stable_diffusion.pipeline_controlnet:OmniStableDiffusionControlNetPAGPipeline",
+        "stable_diffusion.cases_siblings:CONTROLNET_PAG",
+    ),
+    _entry(
+        "stable_diffusion_controlnet_pag_inpaint",
+        "stable_diffusion.pipeline_controlnet:OmniStableDiffusionControlNetPAGInpaintPipeline",
+        "stable_diffusion.cases_siblings:CONTROLNET_PAG_INPAINT",
+    ),
+    _entry(
+        "stable_diffusion_depth2img",
+        "stable_diffusion.pipeline_pictures:OmniStableDiffusionDepth2ImgPipeline",
+        "stable_diffusion.cases_siblings:DEPTH2IMG",
     ),
     _entry(
         "stable_diffusion_img2img",
@@ -332,6 +370,37 @@ BUILT_IN = (
         "stable_diffusion_inpaint",
         "stable_diffusion.pipeline_stable_diffusion:OmniStableDiffusionInpaintPipeline",
         "stable_diffusion.cases:INPAINT",
+    ),
+    _entry(
+        "stable_diffusion_instruct_pix2pix",
+        "stable_diffusion.pipeline_pictures:OmniStableDiffusionInstructPix2PixPipeline",
+        "stable_diffusion.cases_siblings:INSTRUCT_PIX2PIX",
+    ),
+    _entry(
+        "stable_diffusion_ldm3d",
+        "stable_diffusion.pipeline_variants:OmniStableDiffusionLDM3DPipeline",
+        "stable_diffusion.cases_siblings:LDM3D",
+    ),
+    _entry(
+        "stable_diffusion_pag", "stable_diffusion.pipeline_guidance:OmniStableDiffusionPAGPipeline", "stable_diffusion.cases_siblings:PAG"
+    ),
+    _entry(
+        "stable_diffusion_pag_img2img",
+        "stable_diffusion.pipeline_guidance:OmniStableDiffusionPAGImg2ImgPipeline",
+        "stable_diffusion.cases_siblings:PAG_IMG2IMG",
+    ),
+    _entry(
+        "stable_diffusion_pag_inpaint",
+        "stable_diffusion.pipeline_guidance:OmniStableDiffusionPAGInpaintPipeline",
+        "stable_diffusion.cases_siblings:PAG_INPAINT",
+    ),
+    _entry(
+        "stable_diffusion_panorama",
+        "stable_diffusion.pipeline_variants:OmniStableDiffusionPanoramaPipeline",
+        "stable_diffusion.cases_siblings:PANORAMA",
+    ),
+    _entry(
+        "stable_diffusion_sag", "stable_diffusion.pipeline_guidance:OmniStableDiffusionSAGPipeline", "stable_diffusion.cases_siblings:SAG"
     ),
     _entry("svd", "svd.pipeline_svd:OmniStableVideoDiffusionPipeline", "svd.cases:STABLE_VIDEO_DIFFUSION"),
     _entry("text_to_video_sd", "text_to_video.pipeline_text_to_video:OmniTextToVideoSDPipeline", "text_to_video.cases:TEXT_TO_VIDEO_SD"),

@@ -105,8 +105,15 @@ def _mask() -> Image.Image:
 AMUSED = _case("amused", OmniAmusedPipeline, 54, height=16, width=16)
 """Text to image with guidance: three layers between a level down and one up."""
 
-AMUSED_IMG2IMG = _case("amused_img2img", OmniAmusedImg2ImgPipeline, 55, image=picture(width=16, height=16), strength=0.9)
-"""Picture and text to image."""
+AMUSED_IMG2IMG = _case(
+    "amused_img2img",
+    OmniAmusedImg2ImgPipeline,
+    55,
+    image=picture(width=16, height=16),
+    strength=0.7,
+    num_inference_steps=3,
+)
+"""Picture and text to image: two of three steps."""
 
 AMUSED_INPAINT = _case(
     "amused_inpaint", OmniAmusedInpaintPipeline, 56, image=picture(width=16, height=16), mask_image=_mask(), strength=0.9

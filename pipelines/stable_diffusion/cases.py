@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, ModelMixin
+from diffusers import AutoencoderTiny, ModelMixin
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 from transformers import CLIPConfig
 
@@ -15,40 +15,19 @@ from pipelines.stable_diffusion.pipeline_stable_diffusion import (
     OmniStableDiffusionInpaintPipeline,
     OmniStableDiffusionPipeline,
 )
-from pipelines.tiny.components import (
-    TEXT_WIDTH,
-    autoencoder_kl,
-    clip_image_processor,
-    clip_text_encoder,
-    clip_vision_encoder,
-    ready,
-)
+from pipelines.stable_diffusion.tiny_parts import make_pipeline
+from pipelines.tiny.components import TEXT_WIDTH, clip_image_processor, clip_vision_encoder, ready
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.logs import log_errors_only
 from pipelines.tiny.seeding import generator, seeded, seeded_pipeline
-from pipelines.tiny.tokenizers import CLIP_BOS, CLIP_EOS, CLIP_VOCABULARY_SIZE, clip_tokenizer
+from pipelines.tiny.tokenizers import CLIP_BOS, CLIP_EOS, CLIP_VOCABULARY_SIZE
 from pipelines.tiny.unets import control_net, ip_adapter, unet_2d
 
-__all__ = ["CONTROLNET", "IMG2IMG", "INPAINT", "IP_ADAPTER", "MULTI_CONTROLNET", "SAFETY_CHECKER", "TEXT_TO_IMAGE"]
-
-
-def _parts(**parts: Any) -> dict[str, Any]:
-    """Make what every pipeline has, with other or further parts where they are given."""
-    return {
-        "vae": autoencoder_kl(widths=(8, 16)),
-        "text_encoder": clip_text_encoder(layers=2),
-        "tokenizer": clip_tokenizer(),
-        "unet": unet_2d(),
-        "scheduler": DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
-        "safety_checker": None,
-        "feature_extractor": None,
-        "requires_safety_checker": False,
-        **parts,
-    }
+__all__ = ["CONTROLNET", "IMG2IMG", "INPAINT", "IP_ADAPTER", "MULTI_CONTROLNET", "SAFETY_CHECKER", "TEXT_TO_IMAGE", "TINY_AUTOENCODER"]
 
 
 def _pipeline(cls: type, seed: int, **parts: Callable[[], Any]) -> Any:
-    return seeded_pipeline(seed, lambda: cls(**_parts(**{name: make() for name, make in parts.items()})))
+    return seeded_pipeline(seed, lambda: make_pipeline(cls, dict(parts)))
 
 
 def _safety_checker() -> Any:
@@ -104,6 +83,21 @@ def _make_safety_checker() -> Any:
     return _pipeline(OmniStableDiffusionPipeline, 17, safety_checker=_safety_checker, feature_extractor=clip_image_processor)
 
 
+def _tiny_autoencoder() -> Any:
+    return ready(
+        AutoencoderTiny(
+            encoder_block_out_channels=(8, 8),
+            decoder_block_out_channels=(8, 8),
+            num_encoder_blocks=(1, 1),
+            num_decoder_blocks=(1, 1),
+        )
+    )
+
+
+def _make_tiny_autoencoder() -> Any:
+    return _pipeline(OmniStableDiffusionPipeline, 18, vae=_tiny_autoencoder)
+
+
 def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
     def make_inputs(_pipeline: Any) -> dict[str, Any]:
         common = {
@@ -142,6 +136,14 @@ SAFETY_CHECKER = PipelineCase(
     outputs=_images_and_findings,
 )
 """Two texts to images, one of which the safety checker blackens; of 32 x 32 pixels, as it sees."""
+
+TINY_AUTOENCODER = PipelineCase(
+    name="stable_diffusion_tiny_autoencoder",
+    make_pipeline=_make_tiny_autoencoder,
+    make_inputs=_inputs(height=16, width=16),
+    outputs=as_tensors,
+)
+"""Text to image, with the small autoencoder that is for previews."""
 
 IMG2IMG = PipelineCase(
     name="stable_diffusion_img2img",

@@ -5,11 +5,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import attrs
 from diffusers import StableDiffusionPipeline
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
 
-__all__ = ["ENTRY_POINTS", "PLAN", "StableDiffusionParts"]
+__all__ = ["ENTRY_POINTS", "PLAN", "StableDiffusionComponents", "StableDiffusionParts", "plan_without"]
 
 PLAN = OffloadPlan(
     block_attrs={"unet": ("down_blocks", "mid_block", "up_blocks")},
@@ -21,6 +22,13 @@ PLAN = OffloadPlan(
 )
 """A UNet's blocks in the order in which they run: it registers the middle one last."""
 
+
+def plan_without(*encoders: str) -> OffloadPlan:
+    """Return the plan of a pipeline that has no such encoders."""
+    stacks = {name: blocks for name, blocks in PLAN.encoder_block_attrs.items() if name not in encoders}
+    return attrs.evolve(PLAN, encoder_block_attrs=stacks)
+
+
 ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
     "vae": ("encode", "decode"),
     "": ("encode_prompt", "encode_image", "prepare_ip_adapter_image_embeds"),
@@ -28,7 +36,7 @@ ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
 """For the pipelines; the parts alone have no such methods."""
 
 
-class StableDiffusionParts(OmniOffloadMixin):
+class StableDiffusionComponents(OmniOffloadMixin):
     """The components of a Stable Diffusion pipeline.
 
     `image_encoder` is there for an IP-Adapter only. The safety checker, an image encoder too, looks at the finished
@@ -39,6 +47,10 @@ class StableDiffusionParts(OmniOffloadMixin):
     _encoder_modules: ClassVar[list[str]] = ["text_encoder", "image_encoder", "safety_checker"]
     _vae_modules: ClassVar[list[str]] = ["vae"]
     _offload_plan: ClassVar[OffloadPlan] = PLAN
+
+
+class StableDiffusionParts(StableDiffusionComponents):
+    """The components of a pipeline that encodes prompts as Stable Diffusion itself does."""
 
     @functools.wraps(StableDiffusionPipeline.encode_prompt)
     def encode_prompt(self, *args: Any, **kwargs: Any) -> Any:

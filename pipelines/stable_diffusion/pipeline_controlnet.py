@@ -1,21 +1,35 @@
-"""`OmniStableDiffusionControlNetPipeline`: Stable Diffusion with one ControlNet or several."""
+"""Stable Diffusion with one ControlNet or several: from text, a picture, a masked picture, and with perturbed attention."""
 
 from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
-from diffusers import MultiControlNetModel, StableDiffusionControlNetPipeline
+from diffusers import (
+    MultiControlNetModel,
+    StableDiffusionControlNetImg2ImgPipeline,
+    StableDiffusionControlNetInpaintPipeline,
+    StableDiffusionControlNetPAGInpaintPipeline,
+    StableDiffusionControlNetPAGPipeline,
+    StableDiffusionControlNetPipeline,
+)
 
 from omni_offload import OffloadPlan
+from pipelines.attention import keeping_attention
 from pipelines.stable_diffusion.parts import ENTRY_POINTS, PLAN, StableDiffusionParts
 
-__all__ = ["OmniStableDiffusionControlNetPipeline"]
+__all__ = [
+    "OmniStableDiffusionControlNetImg2ImgPipeline",
+    "OmniStableDiffusionControlNetInpaintPipeline",
+    "OmniStableDiffusionControlNetPAGInpaintPipeline",
+    "OmniStableDiffusionControlNetPAGPipeline",
+    "OmniStableDiffusionControlNetPipeline",
+]
 
 _CONTROL_BLOCKS = ("down_blocks", "mid_block")
 
 
-class OmniStableDiffusionControlNetPipeline(StableDiffusionParts, StableDiffusionControlNetPipeline):
-    """`StableDiffusionControlNetPipeline` that owns its offloading.
+class _ControlNetParts(StableDiffusionParts):
+    """The components of Stable Diffusion, and a ControlNet.
 
     ControlNet and UNet alternate in every step, so that they are on the device together. Several ControlNets are one
     component, and run one after the other.
@@ -23,12 +37,44 @@ class OmniStableDiffusionControlNetPipeline(StableDiffusionParts, StableDiffusio
 
     _dit_modules: ClassVar[list[str]] = ["controlnet", "unet"]
     _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [("controlnet", "unet")]
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
+        controlnet = self.controlnet  # type: ignore[attr-defined]  # of the pipeline behind the parts
         blocks: tuple[str, ...] = _CONTROL_BLOCKS
-        if isinstance(self.controlnet, MultiControlNetModel):
-            first = {id(net): index for index, net in reversed([*enumerate(self.controlnet.nets)])}
+        if isinstance(controlnet, MultiControlNetModel):
+            first = {id(net): index for index, net in reversed([*enumerate(controlnet.nets)])}
             blocks = tuple(f"nets.{index}.{name}" for index in sorted(first.values()) for name in _CONTROL_BLOCKS)
         return attrs.evolve(PLAN, block_attrs={"controlnet": blocks, **PLAN.block_attrs})
+
+
+class OmniStableDiffusionControlNetPipeline(_ControlNetParts, StableDiffusionControlNetPipeline):
+    """`StableDiffusionControlNetPipeline` that owns its offloading."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+class OmniStableDiffusionControlNetImg2ImgPipeline(_ControlNetParts, StableDiffusionControlNetImg2ImgPipeline):
+    """`StableDiffusionControlNetImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+class OmniStableDiffusionControlNetInpaintPipeline(_ControlNetParts, StableDiffusionControlNetInpaintPipeline):
+    """`StableDiffusionControlNetInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+class OmniStableDiffusionControlNetPAGPipeline(_ControlNetParts, StableDiffusionControlNetPAGPipeline):
+    """`StableDiffusionControlNetPAGPipeline` that owns its offloading."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = keeping_attention(StableDiffusionControlNetPAGPipeline.__call__, "unet")
+
+
+class OmniStableDiffusionControlNetPAGInpaintPipeline(_ControlNetParts, StableDiffusionControlNetPAGInpaintPipeline):
+    """`StableDiffusionControlNetPAGInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+    __call__ = keeping_attention(StableDiffusionControlNetPAGInpaintPipeline.__call__, "unet")

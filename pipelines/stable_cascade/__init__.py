@@ -1,0 +1,1 @@
+"""Stable Cascade: images from text, by a prior on very small latents and a decoder to larger ones."""
