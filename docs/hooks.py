@@ -13,6 +13,7 @@ from omni_offload.discovery import LISTS, WELL_KNOWN
 from omni_offload.testing import all_checks
 from omni_offload.testing.sim import Settings
 from pipelines import PipelineLookupError, registered
+from pipelines.coverage import coverage
 
 __all__ = [
     "TABLES",
@@ -23,6 +24,7 @@ __all__ = [
     "on_page_markdown",
     "registered_pipelines",
     "sim_settings",
+    "upstream_coverage",
     "well_known",
 ]
 
@@ -74,6 +76,14 @@ def registered_pipelines() -> str:
         parts = "; ".join(f"{word} {', '.join(f'`{path}`' for path in paths)}" for word, paths in lists.items() if paths)
         rows.append((f"`{entry.name}`", f"`{entry.upstream_name}`", f"`{entry.class_name}`", parts, len(entry.cases)))
     return _table(("name", "stands for", "class", "components", "offline cases"), rows)
+
+
+def upstream_coverage() -> str:
+    """How many pipelines of diffusers are registered, and the reason of each one that is left out."""
+    found = coverage()
+    line = f"{len(found.registered)} of the {found.total} pipeline classes of diffusers {found.version} are registered."
+    rows = [(reason, len(names), ", ".join(f"`{name}`" for name in names)) for reason, names in found.left_out.items()]
+    return f"{line}\n\n{_table(('left out because', 'how many', 'which'), rows)}"
 
 
 def checks() -> str:
@@ -134,6 +144,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "checks": checks,
+    "coverage": upstream_coverage,
     "decisions": decisions,
     "errors": error_classes,
     "pipelines": registered_pipelines,

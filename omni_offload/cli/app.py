@@ -50,8 +50,20 @@ def run_app(arguments: Sequence[str]) -> int:
 
 
 @app.command(name="pipelines")
-def list_pipelines(*, as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
+def list_pipelines(
+    *,
+    covered: Annotated[
+        bool, typer.Option("--coverage", help="Say which pipelines of the installed diffusers are left out, and why.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list; with --coverage, an object.")] = False,
+) -> None:
     """List the registered pipelines."""
+    if covered:
+        from omni_offload.cli.coverage import coverage_lines
+
+        for line in coverage_lines(as_json=as_json):
+            _write(line)
+        return
     entries = pipelines.registered().values()
     if as_json:
         rows = [{"name": e.name, "class": e.pipeline, "upstream": e.upstream_name, "cases": list(e.cases)} for e in entries]

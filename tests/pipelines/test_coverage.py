@@ -1,0 +1,65 @@
+"""Every pipeline class of the installed diffusers is registered, or left out for one reason."""
+
+import importlib
+import warnings
+
+import diffusers
+import pytest
+
+import pipelines
+from pipelines.coverage import DEPRECATED, LEFT_OUT, NOT_YET, coverage
+
+
+@pytest.fixture(scope="module")
+def found():
+    return coverage()
+
+
+@pytest.fixture(scope="module")
+def upstream():
+    """All pipeline classes, found in another way."""
+    waiting, known = [diffusers.DiffusionPipeline], {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in dir(diffusers):
+            getattr(diffusers, name, None)  # is imported when it is asked for
+    while waiting:
+        for cls in waiting.pop().__subclasses__():
+            if getattr(diffusers, cls.__name__, None) is cls:
+                known[cls.__name__] = cls
+            waiting.append(cls)
+    return known
+
+
+def test_every_class_is_registered_or_has_a_reason(found, upstream):
+    """None is missing, and none is both."""
+    left_out = [name for names in found.left_out.values() for name in names]
+    assert sorted([*found.registered, *left_out]) == sorted(upstream)
+    assert found.total == len(upstream)
+
+
+def test_registered_classes_are_those_of_the_catalog(found):
+    """Every built-in pipeline stands for a class of diffusers, and counts."""
+    assert {entry.upstream_name for entry in pipelines.registered().values()} == set(found.registered)
+
+
+def test_reasons_hold(found, upstream):
+    """What is said to be deprecated says so itself; a module with a reason is there, and nothing of it is registered."""
+    for name in found.left_out[DEPRECATED]:
+        cls = upstream[name]
+        assert ".deprecated." in cls.__module__ or "DeprecatedPipelineMixin" in {base.__name__ for base in cls.__mro__}
+    for module, reason in LEFT_OUT.items():
+        importlib.import_module(module)
+        inside = {name for name, cls in upstream.items() if cls.__module__.startswith(f"{module}.")}
+        assert inside
+        assert inside <= set(found.left_out[reason])
+    assert set(found.left_out) <= {DEPRECATED, NOT_YET, *LEFT_OUT.values()}
+
+
+def test_the_line(found):
+    """It says how many of how many, of which diffusers, and how many are left out for each reason."""
+    line = str(found)
+    assert line.startswith(
+        f"{len(found.registered)} of the {found.total} pipeline classes of diffusers {diffusers.__version__} are registered"
+    )
+    assert f"{len(found.left_out[DEPRECATED])} (deprecated upstream)" in line
