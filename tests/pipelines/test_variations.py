@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 from pipeline_runs import parts, same
-from variations import VARIATIONS, Call, StopError, shrink_tiles, why_not
+from variations import TILED, VARIATIONS, Call, StopError, shrink_tiles, why_not
 
 from omni_offload.errors import OffloadConfigError
 from omni_offload.testing import sim
@@ -22,6 +22,13 @@ TOGETHER = {"per_prompt": ("per_prompt",), "tiles of a batch": ("tiling", "slici
 
 REFUSED = {
     ("allegro", "batch"): "must be greater or equal to the number of dimensions",
+    ("animatediff_controlnet", "batch"): "must match the size of tensor b",
+    ("animatediff_controlnet", "slicing"): "must match the size of tensor b",
+    ("animatediff_v2v_controlnet", "batch"): "You have passed 2 text prompts",
+    ("animatediff_v2v_controlnet", "slicing"): "You have passed 2 text prompts",
+    ("chrono_edit", "per_prompt"): "Sizes of tensors must match",
+    ("cosmos2_5_predict", "batch"): "batch_size must be 1 for video input",
+    ("cosmos2_5_predict", "slicing"): "batch_size must be 1 for video input",
     ("hunyuan_skyreels_i2v", "per_prompt"): "Sizes of tensors must match",
     ("hunyuan_video_15", "batch"): "doesn't match the broadcast shape",
     ("hunyuan_video_15", "per_prompt"): "is invalid for input of size",
@@ -35,10 +42,16 @@ REFUSED = {
     ("ltx_condition", "per_prompt"): "Sizes of tensors must match",
     ("ltx_condition", "slicing"): "Sizes of tensors must match",
     ("lucy_edit", "per_prompt"): "does not match expected shape",
+    ("qwen_image_edit_plus", "batch"): "currently only supports batch_size=1",
+    ("qwen_image_edit_plus", "slicing"): "currently only supports batch_size=1",
+    ("sana_i2v", "per_prompt"): "must match the size of tensor b",
     ("skyreels_v2_forcing", "batch"): "must match the size of tensor b",
     ("skyreels_v2_forcing", "per_prompt"): "must match the size of tensor b",
     ("skyreels_v2_forcing", "slicing"): "must match the size of tensor b",
     ("skyreels_v2_i2v", "per_prompt"): "Sizes of tensors must match",
+    ("stable_diffusion_tiny_autoencoder", "tiling"): "must match the size of tensor b",
+    ("video_to_video_sd", "batch"): "must match the size of tensor b",
+    ("video_to_video_sd", "slicing"): "must match the size of tensor b",
     ("wan_2_1_i2v", "per_prompt"): "Sizes of tensors must match",
     ("wan_vace", "batch"): "Passing a list of prompts is not yet supported",
     ("wan_vace", "per_prompt"): "Generating multiple videos per prompt is not yet supported",
@@ -50,8 +63,6 @@ ROUNDS = 3
 """How many runs take every case once."""
 
 TURN = CASES[int(rotation(), 16) % ROUNDS :: ROUNDS]
-
-_TILED = ("tiled_decode", "_tiled_decode", "tiled_encode", "_tiled_encode")
 
 
 @attrs.frozen
@@ -78,7 +89,7 @@ class WatchedVae:
         self.latent = self.sample = None
         self.tiled = self.samples = 0
         vae.decode = functools.partial(self._decode, vae.decode)
-        for name in _TILED:
+        for name in TILED:
             if hasattr(vae, name):
                 setattr(vae, name, functools.partial(self._in_tiles, getattr(vae, name)))
         if isinstance(getattr(vae, "decoder", None), torch.nn.Module):
@@ -175,7 +186,7 @@ class Varied:
         decoding = {path: vae for path, vae in self.vaes.items() if vae.latent is not None}
         for path, vae in decoding.items():
             module = getattr(self.resident, path)
-            assert "tiling" not in changes or not hasattr(module, "use_tiling") or vae.tiled
+            assert "tiling" not in changes or not any(hasattr(module, name) for name in TILED) or vae.tiled
             assert "slicing" not in changes or not hasattr(module, "use_slicing") or vae.samples <= 1
 
     def check(self, mode, changes, note):

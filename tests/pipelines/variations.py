@@ -15,8 +15,13 @@ _BATCHED = ("prompt", "negative_prompt", "prompt_2", "negative_prompt_2", "class
 _PICTURES = ("image", "images")
 """What a batch is of where there are no prompts."""
 
-_ALONG = (*_PICTURES, "mask_image", "control_image", "video", "control_video", "mask")
+_ALONG = (*_PICTURES, "original_image", "mask_image", "control_image", "hint", "video", "control_video", "mask")
+_ALONG = (*_ALONG, "image_embeds", "negative_image_embeds")
 """What some pipelines want as often as prompts, and others once for all."""
+
+
+TILED = ("tiled_decode", "_tiled_decode", "tiled_encode", "_tiled_encode")
+"""Methods of VAEs that work in tiles; without one, `use_tiling` is there and nothing reads it."""
 
 
 class StopError(Exception):
@@ -64,7 +69,8 @@ class Call:
     def vaes(self, attribute):
         """The VAEs that can work in tiles, or one sample after the other."""
         parts = (getattr(self.pipeline, path) for path in self.pipeline._vae_modules)
-        return [part for part in parts if part is not None and hasattr(part, attribute)]
+        able = [part for part in parts if part is not None and hasattr(part, attribute)]
+        return [part for part in able if attribute != "use_tiling" or any(hasattr(part, name) for name in TILED)]
 
 
 def per_prompt(call):
