@@ -14,7 +14,6 @@ T5_PLAN = OffloadPlan(
 """For a DiT with one list of blocks, after a T5 encoder."""
 
 ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
-"""For the pipelines; parts alone have no such methods."""
 
 
 class TransformerParts(OmniOffloadMixin):
@@ -23,3 +22,4 @@ class TransformerParts(OmniOffloadMixin):
     _dit_modules: ClassVar[list[str]] = ["transformer"]
     _encoder_modules: ClassVar[list[str]] = ["text_encoder"]
     _vae_modules: ClassVar[list[str]] = ["vae"]
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS

@@ -1,12 +1,11 @@
 """`OmniAuraFlowPipeline`: declares what an AuraFlow pipeline is made of, and inherits the rest."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from diffusers import AuraFlowPipeline
 
 from omni_offload import OffloadPlan
-from pipelines.parts import ENTRY_POINTS, TransformerParts
+from pipelines.parts import TransformerParts
 
 __all__ = ["OmniAuraFlowPipeline"]
 
@@ -18,4 +17,3 @@ class OmniAuraFlowPipeline(TransformerParts, AuraFlowPipeline):
         block_attrs={"transformer": ("joint_transformer_blocks", "single_transformer_blocks")},
         encoder_block_attrs={"text_encoder": ("encoder.block",)},
     )
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS

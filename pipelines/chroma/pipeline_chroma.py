@@ -13,7 +13,6 @@ _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
     "vae": ("encode", "decode"),
     "": ("encode_prompt", "encode_image", "prepare_ip_adapter_image_embeds"),
 }
-"""For the pipelines; the parts alone have no such methods."""
 
 
 class _ChromaParts(OmniOffloadMixin):
@@ -26,21 +25,16 @@ class _ChromaParts(OmniOffloadMixin):
         block_attrs={"transformer": ("distilled_guidance_layer.layers", "transformer_blocks", "single_transformer_blocks")},
         encoder_block_attrs={"text_encoder": ("encoder.block",), "image_encoder": ("vision_model.encoder.layers",)},
     )
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniChromaPipeline(_ChromaParts, ChromaPipeline):
     """`ChromaPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniChromaImg2ImgPipeline(_ChromaParts, ChromaImg2ImgPipeline):
     """`ChromaImg2ImgPipeline` that owns its offloading; the VAE runs before the DiT too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniChromaInpaintPipeline(_ChromaParts, ChromaInpaintPipeline):
     """`ChromaInpaintPipeline` that owns its offloading; the VAE runs before the DiT too."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS

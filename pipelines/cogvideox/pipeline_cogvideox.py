@@ -27,27 +27,20 @@ class _CogVideoXParts(TransformerParts):
     """The components of a CogVideoX pipeline. The VAE enters its halves once for each few frames: its whole methods are the work."""
 
     _offload_plan: ClassVar[OffloadPlan] = T5_PLAN
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniCogVideoXPipeline(_CogVideoXParts, CogVideoXPipeline):
     """`CogVideoXPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniCogVideoXImageToVideoPipeline(_CogVideoXParts, CogVideoXImageToVideoPipeline):
     """`CogVideoXImageToVideoPipeline` that owns its offloading; the VAE encodes the first frame."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniCogVideoXVideoToVideoPipeline(_CogVideoXParts, CogVideoXVideoToVideoPipeline):
     """`CogVideoXVideoToVideoPipeline` that owns its offloading; the VAE encodes the video to begin with."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniCogVideoXFunControlPipeline(_CogVideoXParts, CogVideoXFunControlPipeline):
     """`CogVideoXFunControlPipeline` that owns its offloading; the VAE encodes the video that controls."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS

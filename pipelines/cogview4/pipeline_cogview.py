@@ -1,12 +1,11 @@
 """CogView pipelines that own their offloading."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from diffusers import CogView3PlusPipeline, CogView4ControlPipeline, CogView4Pipeline
 
 from omni_offload import OffloadPlan
-from pipelines.parts import ENTRY_POINTS, T5_PLAN, TransformerParts
+from pipelines.parts import T5_PLAN, TransformerParts
 
 __all__ = ["OmniCogView3PlusPipeline", "OmniCogView4ControlPipeline", "OmniCogView4Pipeline"]
 
@@ -17,18 +16,15 @@ class OmniCogView4Pipeline(TransformerParts, CogView4Pipeline):
     """`CogView4Pipeline` that owns its offloading."""
 
     _offload_plan: ClassVar[OffloadPlan] = _PLAN
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniCogView4ControlPipeline(TransformerParts, CogView4ControlPipeline):
     """`CogView4ControlPipeline` that owns its offloading; the VAE encodes the control picture before the DiT runs."""
 
     _offload_plan: ClassVar[OffloadPlan] = _PLAN
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniCogView3PlusPipeline(TransformerParts, CogView3PlusPipeline):
     """`CogView3PlusPipeline` that owns its offloading."""
 
     _offload_plan: ClassVar[OffloadPlan] = T5_PLAN
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS

@@ -3,7 +3,6 @@
 `safety_checker` stands in no list: its models are no parameters of it, and the pipeline brings them to the device and back by itself.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
@@ -17,7 +16,7 @@ from diffusers import (
 
 from omni_offload import OffloadPlan
 from pipelines.leftovers import leaving_nothing
-from pipelines.parts import ENTRY_POINTS, T5_PLAN, TransformerParts
+from pipelines.parts import T5_PLAN, TransformerParts
 
 __all__ = [
     "OmniCosmos2TextToImagePipeline",
@@ -39,26 +38,20 @@ class _CosmosParts(TransformerParts):
 class OmniCosmosTextToWorldPipeline(_CosmosParts, CosmosTextToWorldPipeline):
     """`CosmosTextToWorldPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniCosmosVideoToWorldPipeline(_CosmosParts, CosmosVideoToWorldPipeline):
     """`CosmosVideoToWorldPipeline` that owns its offloading; the VAE encodes the picture or video to go on with."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniCosmos2TextToImagePipeline(_CosmosParts, Cosmos2TextToImagePipeline):
     """`Cosmos2TextToImagePipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(Cosmos2TextToImagePipeline.__call__)
 
 
 class OmniCosmos2VideoToWorldPipeline(_CosmosParts, Cosmos2VideoToWorldPipeline):
     """`Cosmos2VideoToWorldPipeline` that owns its offloading; the VAE encodes the picture or video to go on with."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(Cosmos2VideoToWorldPipeline.__call__)
 
 
@@ -66,5 +59,4 @@ class OmniCosmos2_5_PredictBasePipeline(TransformerParts, Cosmos2_5_PredictBaseP
     """`Cosmos2_5_PredictBasePipeline` that owns its offloading; its text encoder is a vision-language model."""
 
     _offload_plan: ClassVar[OffloadPlan] = _QWEN_PLAN
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(Cosmos2_5_PredictBasePipeline.__call__)

@@ -43,39 +43,28 @@ class _IFParts(OmniOffloadMixin):
             "safety_checker": ("vision_model.vision_model.encoder.layers",),
         },
     )
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniIFPipeline(_IFParts, IFPipeline):
     """`IFPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniIFSuperResolutionPipeline(_IFParts, IFSuperResolutionPipeline):
     """`IFSuperResolutionPipeline` that owns its offloading."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniIFImg2ImgPipeline(_IFParts, IFImg2ImgPipeline):
     """`IFImg2ImgPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniIFImg2ImgSuperResolutionPipeline(_IFParts, IFImg2ImgSuperResolutionPipeline):
     """`IFImg2ImgSuperResolutionPipeline` that owns its offloading."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniIFInpaintingPipeline(_IFParts, IFInpaintingPipeline):
     """`IFInpaintingPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniIFInpaintingSuperResolutionPipeline(_IFParts, IFInpaintingSuperResolutionPipeline):
     """`IFInpaintingSuperResolutionPipeline` that owns its offloading."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS

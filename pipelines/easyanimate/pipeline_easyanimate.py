@@ -4,14 +4,13 @@ diffusers 0.42 has a third, `EasyAnimateControlPipeline`, no call of which gets 
 `encode_prompt` does not take.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from diffusers import EasyAnimateInpaintPipeline, EasyAnimatePipeline
 
 from omni_offload import OffloadPlan
 from pipelines.leftovers import leaving_nothing
-from pipelines.parts import ENTRY_POINTS, TransformerParts
+from pipelines.parts import TransformerParts
 
 __all__ = ["OmniEasyAnimateInpaintPipeline", "OmniEasyAnimatePipeline"]
 
@@ -28,12 +27,10 @@ class _EasyAnimateParts(TransformerParts):
 class OmniEasyAnimatePipeline(_EasyAnimateParts, EasyAnimatePipeline):
     """`EasyAnimatePipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(EasyAnimatePipeline.__call__)
 
 
 class OmniEasyAnimateInpaintPipeline(_EasyAnimateParts, EasyAnimateInpaintPipeline):
     """`EasyAnimateInpaintPipeline` that owns its offloading; the VAE encodes the video to begin with."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(EasyAnimateInpaintPipeline.__call__)

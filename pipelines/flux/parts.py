@@ -18,7 +18,6 @@ PLAN = OffloadPlan(
 )
 
 TEXT_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
-"""For the pipelines; the parts alone have no such methods."""
 
 ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {**TEXT_ENTRY_POINTS, "": ("encode_prompt", "encode_image")}
 """For the pipelines that take image prompts."""
@@ -37,9 +36,11 @@ class FluxTextParts(OmniOffloadMixin):
     _vae_modules: ClassVar[list[str]] = ["vae"]
     _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [ENCODERS]
     _offload_plan: ClassVar[OffloadPlan] = PLAN
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = TEXT_ENTRY_POINTS
 
 
 class FluxParts(FluxTextParts):
     """The components of a Flux pipeline; `image_encoder` is there for image prompts only, and is None otherwise."""
 
     _encoder_modules: ClassVar[list[str]] = [*ENCODERS, "image_encoder"]
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS

@@ -7,7 +7,7 @@ import attrs
 from diffusers import FluxControlNetImg2ImgPipeline, FluxControlNetInpaintPipeline, FluxControlNetPipeline, FluxMultiControlNetModel
 
 from omni_offload import OffloadPlan
-from pipelines.flux.parts import BLOCKS, ENCODERS, ENTRY_POINTS, PLAN, TEXT_ENTRY_POINTS, FluxTextParts
+from pipelines.flux.parts import BLOCKS, ENCODERS, ENTRY_POINTS, PLAN, FluxTextParts
 
 __all__ = ["OmniFluxControlNetImg2ImgPipeline", "OmniFluxControlNetInpaintPipeline", "OmniFluxControlNetPipeline"]
 
@@ -43,10 +43,6 @@ class OmniFluxControlNetPipeline(_ControlNetParts, FluxControlNetPipeline):
 class OmniFluxControlNetImg2ImgPipeline(_ControlNetParts, FluxControlNetImg2ImgPipeline):
     """`FluxControlNetImg2ImgPipeline` that owns its offloading; the VAE encodes both pictures before the DiT runs."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = TEXT_ENTRY_POINTS
-
 
 class OmniFluxControlNetInpaintPipeline(_ControlNetParts, FluxControlNetInpaintPipeline):
     """`FluxControlNetInpaintPipeline` that owns its offloading; the VAE encodes all pictures before the DiT runs."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = TEXT_ENTRY_POINTS

@@ -6,7 +6,7 @@ from typing import ClassVar
 from diffusers import Flux2KleinInpaintPipeline, Flux2KleinKVPipeline, Flux2KleinPipeline, Flux2Pipeline
 
 from omni_offload import OffloadPlan
-from pipelines.parts import ENTRY_POINTS, TransformerParts
+from pipelines.parts import TransformerParts
 
 __all__ = ["OmniFlux2KleinInpaintPipeline", "OmniFlux2KleinKVPipeline", "OmniFlux2KleinPipeline", "OmniFlux2Pipeline"]
 
@@ -26,13 +26,9 @@ class _KleinParts(TransformerParts):
 class OmniFlux2KleinPipeline(_KleinParts, Flux2KleinPipeline):
     """`Flux2KleinPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniFlux2KleinInpaintPipeline(_KleinParts, Flux2KleinInpaintPipeline):
     """`Flux2KleinInpaintPipeline` that owns its offloading; the VAE runs before the DiT in every call."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniFlux2KleinKVPipeline(_KleinParts, Flux2KleinKVPipeline):
@@ -40,8 +36,6 @@ class OmniFlux2KleinKVPipeline(_KleinParts, Flux2KleinKVPipeline):
 
     The keys and values of the pictures to edit are made in the first step, and stay on the device until the last.
     """
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniFlux2Pipeline(TransformerParts, Flux2Pipeline):

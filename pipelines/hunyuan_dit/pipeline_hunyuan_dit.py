@@ -31,18 +31,16 @@ class _HunyuanDiTParts(OmniOffloadMixin):
     _encoder_modules: ClassVar[list[str]] = ["text_encoder", "text_encoder_2", "safety_checker"]
     _vae_modules: ClassVar[list[str]] = ["vae"]
     _offload_plan: ClassVar[OffloadPlan] = _PLAN
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniHunyuanDiTPipeline(_HunyuanDiTParts, HunyuanDiTPipeline):
     """`HunyuanDiTPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniHunyuanDiTPAGPipeline(_HunyuanDiTParts, HunyuanDiTPAGPipeline):
     """`HunyuanDiTPAGPipeline` that owns its offloading; for guidance the attention of some blocks runs in two ways."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
     __call__ = keeping_attention(HunyuanDiTPAGPipeline.__call__, "transformer")
 
 
@@ -55,7 +53,6 @@ class OmniHunyuanDiTControlNetPipeline(_HunyuanDiTParts, HunyuanDiTControlNetPip
 
     _dit_modules: ClassVar[list[str]] = ["controlnet", "transformer"]
     _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [("controlnet", "transformer")]
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's

@@ -45,13 +45,9 @@ class _HunyuanVideoParts(TransformerParts):
 class OmniHunyuanVideoPipeline(_HunyuanVideoParts, HunyuanVideoPipeline):
     """`HunyuanVideoPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniHunyuanSkyreelsImageToVideoPipeline(_HunyuanVideoParts, HunyuanSkyreelsImageToVideoPipeline):
     """`HunyuanSkyreelsImageToVideoPipeline` that owns its offloading; the VAE encodes the first frame."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniHunyuanVideoImageToVideoPipeline(_HunyuanVideoParts, HunyuanVideoImageToVideoPipeline):
@@ -64,7 +60,6 @@ class OmniHunyuanVideoImageToVideoPipeline(_HunyuanVideoParts, HunyuanVideoImage
             "text_encoder": ("model.vision_tower.encoder.layers", "model.language_model.layers"),
         },
     )
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniHunyuanVideoFramepackPipeline(_HunyuanVideoParts, HunyuanVideoFramepackPipeline):

@@ -34,8 +34,6 @@ class _HunyuanVideo15Parts(TransformerParts):
 class OmniHunyuanVideo15Pipeline(_HunyuanVideo15Parts, HunyuanVideo15Pipeline):
     """`HunyuanVideo15Pipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniHunyuanVideo15ImageToVideoPipeline(_HunyuanVideo15Parts, HunyuanVideo15ImageToVideoPipeline):
     """`HunyuanVideo15ImageToVideoPipeline` that owns its offloading; image encoder and VAE encode the first frame."""

@@ -25,15 +25,12 @@ class _PriorParts(OmniOffloadMixin):
             "image_encoder": ("vision_model.encoder.layers",),
         },
     )
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniKandinskyV22PriorPipeline(_PriorParts, KandinskyV22PriorPipeline):
     """`KandinskyV22PriorPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniKandinskyV22PriorEmb2EmbPipeline(_PriorParts, KandinskyV22PriorEmb2EmbPipeline):
     """`KandinskyV22PriorEmb2EmbPipeline` that owns its offloading."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS

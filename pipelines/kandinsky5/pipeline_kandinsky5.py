@@ -1,12 +1,11 @@
 """Kandinsky 5 pipelines that own their offloading: images and videos, from text and from a picture."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from diffusers import Kandinsky5I2IPipeline, Kandinsky5I2VPipeline, Kandinsky5T2IPipeline, Kandinsky5T2VPipeline
 
 from omni_offload import OffloadPlan
-from pipelines.parts import ENTRY_POINTS, TransformerParts
+from pipelines.parts import TransformerParts
 
 __all__ = ["OmniKandinsky5I2IPipeline", "OmniKandinsky5I2VPipeline", "OmniKandinsky5T2IPipeline", "OmniKandinsky5T2VPipeline"]
 
@@ -34,22 +33,14 @@ class _Kandinsky5Parts(TransformerParts):
 class OmniKandinsky5T2IPipeline(_Kandinsky5Parts, Kandinsky5T2IPipeline):
     """`Kandinsky5T2IPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniKandinsky5I2IPipeline(_Kandinsky5Parts, Kandinsky5I2IPipeline):
     """`Kandinsky5I2IPipeline` that owns its offloading; the first text encoder sees the picture, and the VAE encodes it."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniKandinsky5T2VPipeline(_Kandinsky5Parts, Kandinsky5T2VPipeline):
     """`Kandinsky5T2VPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniKandinsky5I2VPipeline(_Kandinsky5Parts, Kandinsky5I2VPipeline):
     """`Kandinsky5I2VPipeline` that owns its offloading; the VAE encodes the first frame."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS

@@ -10,7 +10,7 @@ from typing import ClassVar
 from diffusers import LTXConditionPipeline, LTXImageToVideoPipeline, LTXLatentUpsamplePipeline, LTXPipeline
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
-from pipelines.parts import ENTRY_POINTS, T5_PLAN, TransformerParts
+from pipelines.parts import T5_PLAN, TransformerParts
 
 __all__ = ["OmniLTXConditionPipeline", "OmniLTXImageToVideoPipeline", "OmniLTXLatentUpsamplePipeline", "OmniLTXPipeline"]
 
@@ -24,19 +24,13 @@ class _LTXParts(TransformerParts):
 class OmniLTXPipeline(_LTXParts, LTXPipeline):
     """`LTXPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniLTXImageToVideoPipeline(_LTXParts, LTXImageToVideoPipeline):
     """`LTXImageToVideoPipeline` that owns its offloading; the VAE encodes the first frame."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniLTXConditionPipeline(_LTXParts, LTXConditionPipeline):
     """`LTXConditionPipeline` that owns its offloading; the VAE encodes each picture and video that is to be among the frames."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniLTXLatentUpsamplePipeline(OmniOffloadMixin, LTXLatentUpsamplePipeline):

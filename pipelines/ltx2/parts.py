@@ -23,7 +23,6 @@ ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
     "prompt_enhancer": ("generate",),
     "": ("encode_prompt", "enhance_prompt"),
 }
-"""For the pipelines; the parts alone have no such methods."""
 
 
 def plan_for(*encoders: str) -> OffloadPlan:

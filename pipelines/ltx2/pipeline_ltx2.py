@@ -31,24 +31,19 @@ class _TimedParts(LTX2Parts):
 
     _encoder_modules: ClassVar[list[str]] = list(_ENCODERS)
     _offload_plan: ClassVar[OffloadPlan] = plan_for(*_ENCODERS)
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniLTX2Pipeline(_TimedParts, LTX2Pipeline):
     """`LTX2Pipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniLTX2ImageToVideoPipeline(_TimedParts, LTX2ImageToVideoPipeline):
     """`LTX2ImageToVideoPipeline` that owns its offloading; the VAE encodes the first frame."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniLTX2ConditionPipeline(_TimedParts, LTX2ConditionPipeline):
     """`LTX2ConditionPipeline` that owns its offloading; the VAE encodes each picture and video that is to be among the frames."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniLTX2InContextPipeline(LTX2Parts, LTX2InContextPipeline):

@@ -1,12 +1,11 @@
 """Lumina pipelines that own their offloading."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from diffusers import Lumina2Pipeline, LuminaPipeline
 
 from omni_offload import OffloadPlan
-from pipelines.parts import ENTRY_POINTS, TransformerParts
+from pipelines.parts import TransformerParts
 
 __all__ = ["OmniLumina2Pipeline", "OmniLuminaPipeline"]
 
@@ -22,11 +21,9 @@ class OmniLumina2Pipeline(TransformerParts, Lumina2Pipeline):
     _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
         block_attrs={"transformer": ("context_refiner", "noise_refiner", "layers")}, encoder_block_attrs=_ENCODER_BLOCKS
     )
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniLuminaPipeline(TransformerParts, LuminaPipeline):
     """`LuminaPipeline` that owns its offloading."""
 
     _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(block_attrs={"transformer": ("layers",)}, encoder_block_attrs=_ENCODER_BLOCKS)
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS

@@ -1,13 +1,12 @@
 """`OmniMochiPipeline`: declares what a Mochi pipeline is made of, and inherits the rest."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from diffusers import MochiPipeline
 
 from omni_offload import OffloadPlan
 from pipelines.leftovers import leaving_nothing
-from pipelines.parts import ENTRY_POINTS, T5_PLAN, TransformerParts
+from pipelines.parts import T5_PLAN, TransformerParts
 
 __all__ = ["OmniMochiPipeline"]
 
@@ -16,5 +15,4 @@ class OmniMochiPipeline(TransformerParts, MochiPipeline):
     """`MochiPipeline` that owns its offloading; its VAE never encodes."""
 
     _offload_plan: ClassVar[OffloadPlan] = T5_PLAN
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(MochiPipeline.__call__)

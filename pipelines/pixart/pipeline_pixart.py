@@ -1,13 +1,12 @@
 """PixArt pipelines that own their offloading: Alpha, Sigma, and Sigma with perturbed attention."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from diffusers import PixArtAlphaPipeline, PixArtSigmaPAGPipeline, PixArtSigmaPipeline
 
 from omni_offload import OffloadPlan
 from pipelines.attention import keeping_attention
-from pipelines.parts import ENTRY_POINTS, T5_PLAN, TransformerParts
+from pipelines.parts import T5_PLAN, TransformerParts
 
 __all__ = ["OmniPixArtAlphaPipeline", "OmniPixArtSigmaPAGPipeline", "OmniPixArtSigmaPipeline"]
 
@@ -21,17 +20,12 @@ class _PixArtParts(TransformerParts):
 class OmniPixArtAlphaPipeline(_PixArtParts, PixArtAlphaPipeline):
     """`PixArtAlphaPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniPixArtSigmaPipeline(_PixArtParts, PixArtSigmaPipeline):
     """`PixArtSigmaPipeline` that owns its offloading."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniPixArtSigmaPAGPipeline(_PixArtParts, PixArtSigmaPAGPipeline):
     """`PixArtSigmaPAGPipeline` that owns its offloading; for guidance the attention of some blocks runs in two ways."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = keeping_attention(PixArtSigmaPAGPipeline.__call__, "transformer")

@@ -1,14 +1,12 @@
 """Qwen-Image pipelines with ControlNets that own their offloading: from text, and into a masked picture."""
 
 import functools
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
 from diffusers import QwenImageControlNetInpaintPipeline, QwenImageControlNetPipeline, QwenImageMultiControlNetModel
 
 from omni_offload import OffloadPlan
-from pipelines.parts import ENTRY_POINTS
 from pipelines.qwen_image.parts import BLOCKS, PLAN, QwenImageParts, letting_go
 
 __all__ = ["OmniQwenImageControlNetInpaintPipeline", "OmniQwenImageControlNetPipeline"]
@@ -38,8 +36,6 @@ class _ControlNetParts(QwenImageParts):
 class OmniQwenImageControlNetPipeline(_ControlNetParts, QwenImageControlNetPipeline):
     """`QwenImageControlNetPipeline` that owns its offloading, with one ControlNet or several."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     @functools.wraps(QwenImageControlNetPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the pipeline, and let go of what it cached."""
@@ -49,8 +45,6 @@ class OmniQwenImageControlNetPipeline(_ControlNetParts, QwenImageControlNetPipel
 
 class OmniQwenImageControlNetInpaintPipeline(_ControlNetParts, QwenImageControlNetInpaintPipeline):
     """`QwenImageControlNetInpaintPipeline` that owns its offloading."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     @functools.wraps(QwenImageControlNetInpaintPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from diffusers import QwenImageEditInpaintPipeline, QwenImageEditPipeline, QwenImageEditPlusPipeline, QwenImageLayeredPipeline
 
-from pipelines.parts import ENTRY_POINTS
 from pipelines.qwen_image.parts import QwenImageParts, letting_go
 
 __all__ = ["OmniQwenImageEditInpaintPipeline", "OmniQwenImageEditPipeline", "OmniQwenImageEditPlusPipeline", "OmniQwenImageLayeredPipeline"]
@@ -14,8 +13,6 @@ __all__ = ["OmniQwenImageEditInpaintPipeline", "OmniQwenImageEditPipeline", "Omn
 
 class OmniQwenImageEditPipeline(QwenImageParts, QwenImageEditPipeline):
     """`QwenImageEditPipeline` that owns its offloading; text encoder and VAE see the picture before the DiT runs."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     @functools.wraps(QwenImageEditPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -27,8 +24,6 @@ class OmniQwenImageEditPipeline(QwenImageParts, QwenImageEditPipeline):
 class OmniQwenImageEditPlusPipeline(QwenImageParts, QwenImageEditPlusPipeline):
     """`QwenImageEditPlusPipeline` that owns its offloading; text encoder and VAE see the pictures before the DiT runs."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     @functools.wraps(QwenImageEditPlusPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the pipeline, and let go of what it cached."""
@@ -38,8 +33,6 @@ class OmniQwenImageEditPlusPipeline(QwenImageParts, QwenImageEditPlusPipeline):
 
 class OmniQwenImageEditInpaintPipeline(QwenImageParts, QwenImageEditInpaintPipeline):
     """`QwenImageEditInpaintPipeline` that owns its offloading; text encoder and VAE see the picture before the DiT runs."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     @functools.wraps(QwenImageEditInpaintPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

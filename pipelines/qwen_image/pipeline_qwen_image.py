@@ -1,12 +1,10 @@
 """Qwen-Image pipelines that own their offloading: from text, from a picture, into a masked picture."""
 
 import functools
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from diffusers import QwenImageImg2ImgPipeline, QwenImageInpaintPipeline, QwenImagePipeline
 
-from pipelines.parts import ENTRY_POINTS
 from pipelines.qwen_image.parts import QwenImageParts, letting_go
 
 __all__ = ["OmniQwenImageImg2ImgPipeline", "OmniQwenImageInpaintPipeline", "OmniQwenImagePipeline"]
@@ -14,8 +12,6 @@ __all__ = ["OmniQwenImageImg2ImgPipeline", "OmniQwenImageInpaintPipeline", "Omni
 
 class OmniQwenImagePipeline(QwenImageParts, QwenImagePipeline):
     """`QwenImagePipeline` that owns its offloading; the vision tower of its text encoder never runs, as the prompts are texts."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     @functools.wraps(QwenImagePipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -27,8 +23,6 @@ class OmniQwenImagePipeline(QwenImageParts, QwenImagePipeline):
 class OmniQwenImageImg2ImgPipeline(QwenImageParts, QwenImageImg2ImgPipeline):
     """`QwenImageImg2ImgPipeline` that owns its offloading; the VAE runs before the DiT too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     @functools.wraps(QwenImageImg2ImgPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the pipeline, and let go of what it cached."""
@@ -38,8 +32,6 @@ class OmniQwenImageImg2ImgPipeline(QwenImageParts, QwenImageImg2ImgPipeline):
 
 class OmniQwenImageInpaintPipeline(QwenImageParts, QwenImageInpaintPipeline):
     """`QwenImageInpaintPipeline` that owns its offloading; the VAE runs before the DiT too."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     @functools.wraps(QwenImageInpaintPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,5 @@
 """Sana pipelines that own their offloading: from text, in few steps, from a picture, and with a ControlNet."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
@@ -14,7 +13,7 @@ from diffusers import (
 
 from omni_offload import OffloadPlan
 from pipelines.attention import keeping_attention
-from pipelines.parts import ENTRY_POINTS, TransformerParts
+from pipelines.parts import TransformerParts
 from pipelines.sana.decoding import raising_out_of_memory
 
 __all__ = [
@@ -38,28 +37,24 @@ class _SanaParts(TransformerParts):
 class OmniSanaPipeline(_SanaParts, SanaPipeline):
     """`SanaPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = raising_out_of_memory(SanaPipeline.__call__)
 
 
 class OmniSanaPAGPipeline(_SanaParts, SanaPAGPipeline):
     """`SanaPAGPipeline` that owns its offloading; for guidance the attention of some blocks runs in two ways."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = keeping_attention(raising_out_of_memory(SanaPAGPipeline.__call__), "transformer")
 
 
 class OmniSanaSprintPipeline(_SanaParts, SanaSprintPipeline):
     """`SanaSprintPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = raising_out_of_memory(SanaSprintPipeline.__call__)
 
 
 class OmniSanaSprintImg2ImgPipeline(_SanaParts, SanaSprintImg2ImgPipeline):
     """`SanaSprintImg2ImgPipeline` that owns its offloading; the VAE runs before the DiT too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = raising_out_of_memory(SanaSprintImg2ImgPipeline.__call__)
 
 
@@ -72,5 +67,4 @@ class OmniSanaControlNetPipeline(_SanaParts, SanaControlNetPipeline):
     _dit_modules: ClassVar[list[str]] = ["controlnet", "transformer"]
     _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [("controlnet", "transformer")]
     _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(_PLAN, block_attrs={"controlnet": _BLOCKS, "transformer": _BLOCKS})
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = raising_out_of_memory(SanaControlNetPipeline.__call__)

@@ -5,7 +5,7 @@ Their VAE is Wan's, a deep-compression one, or that of LTX-2, whose statistics t
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from diffusers import SanaImageToVideoPipeline, SanaVideoPipeline
 
 from omni_offload import OffloadPlan
 from pipelines.leftovers import leaving_nothing
-from pipelines.parts import ENTRY_POINTS, TransformerParts
+from pipelines.parts import TransformerParts
 
 __all__ = ["OmniSanaImageToVideoPipeline", "OmniSanaVideoPipeline"]
 
@@ -50,12 +50,10 @@ class _SanaVideoParts(TransformerParts):
 class OmniSanaVideoPipeline(_SanaVideoParts, SanaVideoPipeline):
     """`SanaVideoPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(_raising_out_of_memory(SanaVideoPipeline.__call__))
 
 
 class OmniSanaImageToVideoPipeline(_SanaVideoParts, SanaImageToVideoPipeline):
     """`SanaImageToVideoPipeline` that owns its offloading; the VAE encodes the first frame."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(_raising_out_of_memory(SanaImageToVideoPipeline.__call__))

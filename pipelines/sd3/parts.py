@@ -27,7 +27,6 @@ _TEXT_PLAN = OffloadPlan(
 PLAN = attrs.evolve(_TEXT_PLAN, encoder_block_attrs={**_TEXT_PLAN.encoder_block_attrs, "image_encoder": ("encoder.layers",)})
 
 TEXT_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
-"""For the pipelines; the parts alone have no such methods."""
 
 ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {**TEXT_ENTRY_POINTS, "": ("encode_prompt", "encode_image")}
 """For the pipelines that take image prompts."""
@@ -84,6 +83,7 @@ class StableDiffusion3TextParts(OmniOffloadMixin):
     _encoder_modules: ClassVar[list[str]] = [*_TEXT_ENCODERS]
     _vae_modules: ClassVar[list[str]] = ["vae"]
     _offload_plan: ClassVar[OffloadPlan] = _TEXT_PLAN
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = TEXT_ENTRY_POINTS
 
     @functools.wraps(StableDiffusion3Pipeline.encode_prompt)
     def encode_prompt(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,3 +132,4 @@ class StableDiffusion3Parts(StableDiffusion3TextParts):
 
     _encoder_modules: ClassVar[list[str]] = [*_TEXT_ENCODERS, "image_encoder"]
     _offload_plan: ClassVar[OffloadPlan] = PLAN
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS

@@ -1,13 +1,12 @@
 """Stable Diffusion 3 pipelines with one ControlNet or several that own their offloading: from text, and into a masked picture."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
 from diffusers import SD3MultiControlNetModel, StableDiffusion3ControlNetInpaintingPipeline, StableDiffusion3ControlNetPipeline
 
 from omni_offload import OffloadPlan
-from pipelines.sd3.parts import ENTRY_POINTS, PLAN, StableDiffusion3Parts
+from pipelines.sd3.parts import PLAN, StableDiffusion3Parts
 
 __all__ = ["OmniStableDiffusion3ControlNetInpaintingPipeline", "OmniStableDiffusion3ControlNetPipeline"]
 
@@ -38,10 +37,6 @@ class _ControlNetParts(StableDiffusion3Parts):
 class OmniStableDiffusion3ControlNetPipeline(_ControlNetParts, StableDiffusion3ControlNetPipeline):
     """`StableDiffusion3ControlNetPipeline` that owns its offloading; the VAE encodes the control pictures before the DiT runs."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniStableDiffusion3ControlNetInpaintingPipeline(_ControlNetParts, StableDiffusion3ControlNetInpaintingPipeline):
     """`StableDiffusion3ControlNetInpaintingPipeline` that owns its offloading; the VAE encodes the masked picture before the DiT runs."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS

@@ -51,6 +51,7 @@ class StableDiffusionXLParts(StableDiffusionXLTextParts):
 
     _encoder_modules: ClassVar[list[str]] = [*ENCODERS, "image_encoder"]
     _offload_plan: ClassVar[OffloadPlan] = PLAN
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 def casting_back(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """Stable Diffusion XL pipelines with one ControlNet or several that own their offloading."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -19,7 +18,7 @@ from diffusers.models.controlnets import MultiControlNetUnionModel
 
 from omni_offload import OffloadPlan
 from pipelines.attention import keeping_attention
-from pipelines.sdxl.parts import ENCODERS, ENTRY_POINTS, PLAN, StableDiffusionXLParts, casting_back
+from pipelines.sdxl.parts import ENCODERS, PLAN, StableDiffusionXLParts, casting_back
 
 __all__ = [
     "OmniStableDiffusionXLControlNetImg2ImgPipeline",
@@ -60,15 +59,11 @@ class _ControlNetParts(StableDiffusionXLParts):
 class OmniStableDiffusionXLControlNetPipeline(_ControlNetParts, StableDiffusionXLControlNetPipeline):
     """`StableDiffusionXLControlNetPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     __call__ = casting_back(StableDiffusionXLControlNetPipeline.__call__)
 
 
 class OmniStableDiffusionXLControlNetImg2ImgPipeline(_ControlNetParts, StableDiffusionXLControlNetImg2ImgPipeline):
     """`StableDiffusionXLControlNetImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     __call__ = casting_back(StableDiffusionXLControlNetImg2ImgPipeline.__call__)
 
@@ -76,15 +71,11 @@ class OmniStableDiffusionXLControlNetImg2ImgPipeline(_ControlNetParts, StableDif
 class OmniStableDiffusionXLControlNetInpaintPipeline(_ControlNetParts, StableDiffusionXLControlNetInpaintPipeline):
     """`StableDiffusionXLControlNetInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     __call__ = casting_back(StableDiffusionXLControlNetInpaintPipeline.__call__)
 
 
 class OmniStableDiffusionXLControlNetPAGPipeline(_ControlNetParts, StableDiffusionXLControlNetPAGPipeline):
     """`StableDiffusionXLControlNetPAGPipeline` that owns its offloading."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     __call__ = keeping_attention(casting_back(StableDiffusionXLControlNetPAGPipeline.__call__), "unet")
 
@@ -92,15 +83,11 @@ class OmniStableDiffusionXLControlNetPAGPipeline(_ControlNetParts, StableDiffusi
 class OmniStableDiffusionXLControlNetPAGImg2ImgPipeline(_ControlNetParts, StableDiffusionXLControlNetPAGImg2ImgPipeline):
     """`StableDiffusionXLControlNetPAGImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     __call__ = keeping_attention(casting_back(StableDiffusionXLControlNetPAGImg2ImgPipeline.__call__), "unet")
 
 
 class OmniStableDiffusionXLControlNetUnionPipeline(_ControlNetParts, StableDiffusionXLControlNetUnionPipeline):
     """`StableDiffusionXLControlNetUnionPipeline` that owns its offloading."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     __call__ = casting_back(StableDiffusionXLControlNetUnionPipeline.__call__)
 
@@ -108,14 +95,10 @@ class OmniStableDiffusionXLControlNetUnionPipeline(_ControlNetParts, StableDiffu
 class OmniStableDiffusionXLControlNetUnionImg2ImgPipeline(_ControlNetParts, StableDiffusionXLControlNetUnionImg2ImgPipeline):
     """`StableDiffusionXLControlNetUnionImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     __call__ = casting_back(StableDiffusionXLControlNetUnionImg2ImgPipeline.__call__)
 
 
 class OmniStableDiffusionXLControlNetUnionInpaintPipeline(_ControlNetParts, StableDiffusionXLControlNetUnionInpaintPipeline):
     """`StableDiffusionXLControlNetUnionInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     __call__ = casting_back(StableDiffusionXLControlNetUnionInpaintPipeline.__call__)

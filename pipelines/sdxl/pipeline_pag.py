@@ -1,12 +1,9 @@
 """Stable Diffusion XL pipelines with perturbed attention guidance that own their offloading: from text, pictures and masked pictures."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from diffusers import StableDiffusionXLPAGImg2ImgPipeline, StableDiffusionXLPAGInpaintPipeline, StableDiffusionXLPAGPipeline
 
 from pipelines.attention import keeping_attention
-from pipelines.sdxl.parts import ENTRY_POINTS, StableDiffusionXLParts, casting_back
+from pipelines.sdxl.parts import StableDiffusionXLParts, casting_back
 
 __all__ = ["OmniStableDiffusionXLPAGImg2ImgPipeline", "OmniStableDiffusionXLPAGInpaintPipeline", "OmniStableDiffusionXLPAGPipeline"]
 
@@ -14,22 +11,16 @@ __all__ = ["OmniStableDiffusionXLPAGImg2ImgPipeline", "OmniStableDiffusionXLPAGI
 class OmniStableDiffusionXLPAGPipeline(StableDiffusionXLParts, StableDiffusionXLPAGPipeline):
     """`StableDiffusionXLPAGPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     __call__ = keeping_attention(casting_back(StableDiffusionXLPAGPipeline.__call__), "unet")
 
 
 class OmniStableDiffusionXLPAGImg2ImgPipeline(StableDiffusionXLParts, StableDiffusionXLPAGImg2ImgPipeline):
     """`StableDiffusionXLPAGImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     __call__ = keeping_attention(casting_back(StableDiffusionXLPAGImg2ImgPipeline.__call__), "unet")
 
 
 class OmniStableDiffusionXLPAGInpaintPipeline(StableDiffusionXLParts, StableDiffusionXLPAGInpaintPipeline):
     """`StableDiffusionXLPAGInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     __call__ = keeping_attention(casting_back(StableDiffusionXLPAGInpaintPipeline.__call__), "unet")

@@ -11,7 +11,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 
-from pipelines.sdxl.parts import ENCODERS, ENTRY_POINTS, StableDiffusionXLParts, StableDiffusionXLTextParts, casting_back
+from pipelines.sdxl.parts import ENCODERS, StableDiffusionXLParts, StableDiffusionXLTextParts, casting_back
 
 __all__ = [
     "OmniStableDiffusionXLAdapterPipeline",
@@ -25,23 +25,17 @@ __all__ = [
 class OmniStableDiffusionXLPipeline(StableDiffusionXLParts, StableDiffusionXLPipeline):
     """`StableDiffusionXLPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     __call__ = casting_back(StableDiffusionXLPipeline.__call__)
 
 
 class OmniStableDiffusionXLImg2ImgPipeline(StableDiffusionXLParts, StableDiffusionXLImg2ImgPipeline):
     """`StableDiffusionXLImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     __call__ = casting_back(StableDiffusionXLImg2ImgPipeline.__call__)
 
 
 class OmniStableDiffusionXLInpaintPipeline(StableDiffusionXLParts, StableDiffusionXLInpaintPipeline):
     """`StableDiffusionXLInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     __call__ = casting_back(StableDiffusionXLInpaintPipeline.__call__)
 
@@ -58,6 +52,5 @@ class OmniStableDiffusionXLAdapterPipeline(StableDiffusionXLParts, StableDiffusi
     """`StableDiffusionXLAdapterPipeline` that owns its offloading; the adapter runs once, for all steps."""
 
     _encoder_modules: ClassVar[list[str]] = [*ENCODERS, "image_encoder", "adapter"]
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     __call__ = casting_back(StableDiffusionXLAdapterPipeline.__call__)

@@ -1,6 +1,5 @@
 """SkyReels V2 pipelines that own their offloading: they are made of Wan's parts."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
@@ -14,8 +13,7 @@ from diffusers import (
 
 from omni_offload import OffloadPlan
 from pipelines.leftovers import leaving_nothing
-from pipelines.parts import ENTRY_POINTS
-from pipelines.wan.parts import ENTRY_POINTS_WITH_PICTURE, PLAN, WanParts, WanPictureParts
+from pipelines.wan.parts import PLAN, WanParts, WanPictureParts
 
 __all__ = [
     "OmniSkyReelsV2DiffusionForcingImageToVideoPipeline",
@@ -29,7 +27,6 @@ __all__ = [
 class OmniSkyReelsV2Pipeline(WanParts, SkyReelsV2Pipeline):
     """`SkyReelsV2Pipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(SkyReelsV2Pipeline.__call__)
 
 
@@ -39,26 +36,22 @@ class OmniSkyReelsV2ImageToVideoPipeline(WanPictureParts, SkyReelsV2ImageToVideo
     _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(
         PLAN, encoder_block_attrs={**PLAN.encoder_block_attrs, "image_encoder": ("vision_model.encoder.layers",)}
     )
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS_WITH_PICTURE
     __call__ = leaving_nothing(SkyReelsV2ImageToVideoPipeline.__call__)
 
 
 class OmniSkyReelsV2DiffusionForcingPipeline(WanParts, SkyReelsV2DiffusionForcingPipeline):
     """`SkyReelsV2DiffusionForcingPipeline` that owns its offloading; a long video is made in windows, each by a whole run."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(SkyReelsV2DiffusionForcingPipeline.__call__)
 
 
 class OmniSkyReelsV2DiffusionForcingImageToVideoPipeline(WanParts, SkyReelsV2DiffusionForcingImageToVideoPipeline):
     """`SkyReelsV2DiffusionForcingImageToVideoPipeline` that owns its offloading; the VAE encodes the first frame."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(SkyReelsV2DiffusionForcingImageToVideoPipeline.__call__)
 
 
 class OmniSkyReelsV2DiffusionForcingVideoToVideoPipeline(WanParts, SkyReelsV2DiffusionForcingVideoToVideoPipeline):
     """`SkyReelsV2DiffusionForcingVideoToVideoPipeline` that owns its offloading; the VAE encodes the end of the video to go on with."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(SkyReelsV2DiffusionForcingVideoToVideoPipeline.__call__)

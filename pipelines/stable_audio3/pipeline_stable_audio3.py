@@ -22,21 +22,16 @@ class _StableAudio3Parts(TransformerParts):
         encoder_block_attrs={"text_encoder": ("encoder.layers",)},
         encoder_component_types={"duration_embedder": "text_encoder"},
     )
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniStableAudio3Pipeline(_StableAudio3Parts, StableAudio3Pipeline):
     """`StableAudio3Pipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniStableAudio3AudioToAudioPipeline(_StableAudio3Parts, StableAudio3AudioToAudioPipeline):
     """`StableAudio3AudioToAudioPipeline` that owns its offloading; the autoencoder encodes the sound to begin with."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniStableAudio3InpaintPipeline(_StableAudio3Parts, StableAudio3InpaintPipeline):
     """`StableAudio3InpaintPipeline` that owns its offloading; the autoencoder encodes the sound, a part of which is kept."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS

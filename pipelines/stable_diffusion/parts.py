@@ -33,7 +33,6 @@ ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
     "vae": ("encode", "decode"),
     "": ("encode_prompt", "encode_image", "prepare_ip_adapter_image_embeds"),
 }
-"""For the pipelines; the parts alone have no such methods."""
 
 
 class StableDiffusionComponents(OmniOffloadMixin):
@@ -51,6 +50,8 @@ class StableDiffusionComponents(OmniOffloadMixin):
 
 class StableDiffusionParts(StableDiffusionComponents):
     """The components of a pipeline that encodes prompts as Stable Diffusion itself does."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     @functools.wraps(StableDiffusionPipeline.encode_prompt)
     def encode_prompt(self, *args: Any, **kwargs: Any) -> Any:

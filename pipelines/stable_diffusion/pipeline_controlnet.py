@@ -1,6 +1,5 @@
 """Stable Diffusion with one ControlNet or several: from text, a picture, a masked picture, and with perturbed attention."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
@@ -15,7 +14,7 @@ from diffusers import (
 
 from omni_offload import OffloadPlan
 from pipelines.attention import keeping_attention
-from pipelines.stable_diffusion.parts import ENTRY_POINTS, PLAN, StableDiffusionParts
+from pipelines.stable_diffusion.parts import PLAN, StableDiffusionParts
 
 __all__ = [
     "OmniStableDiffusionControlNetImg2ImgPipeline",
@@ -51,30 +50,22 @@ class _ControlNetParts(StableDiffusionParts):
 class OmniStableDiffusionControlNetPipeline(_ControlNetParts, StableDiffusionControlNetPipeline):
     """`StableDiffusionControlNetPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniStableDiffusionControlNetImg2ImgPipeline(_ControlNetParts, StableDiffusionControlNetImg2ImgPipeline):
     """`StableDiffusionControlNetImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniStableDiffusionControlNetInpaintPipeline(_ControlNetParts, StableDiffusionControlNetInpaintPipeline):
     """`StableDiffusionControlNetInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniStableDiffusionControlNetPAGPipeline(_ControlNetParts, StableDiffusionControlNetPAGPipeline):
     """`StableDiffusionControlNetPAGPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = keeping_attention(StableDiffusionControlNetPAGPipeline.__call__, "unet")
 
 
 class OmniStableDiffusionControlNetPAGInpaintPipeline(_ControlNetParts, StableDiffusionControlNetPAGInpaintPipeline):
     """`StableDiffusionControlNetPAGInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = keeping_attention(StableDiffusionControlNetPAGInpaintPipeline.__call__, "unet")

@@ -1,8 +1,5 @@
 """Stable Diffusion with guidance by attention: perturbed in some blocks, or blurred where the UNet itself looks."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from diffusers import (
     StableDiffusionPAGImg2ImgPipeline,
     StableDiffusionPAGInpaintPipeline,
@@ -11,7 +8,7 @@ from diffusers import (
 )
 
 from pipelines.attention import keeping_attention
-from pipelines.stable_diffusion.parts import ENTRY_POINTS, StableDiffusionParts
+from pipelines.stable_diffusion.parts import StableDiffusionParts
 
 __all__ = [
     "OmniStableDiffusionPAGImg2ImgPipeline",
@@ -24,26 +21,22 @@ __all__ = [
 class OmniStableDiffusionPAGPipeline(StableDiffusionParts, StableDiffusionPAGPipeline):
     """`StableDiffusionPAGPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = keeping_attention(StableDiffusionPAGPipeline.__call__, "unet")
 
 
 class OmniStableDiffusionPAGImg2ImgPipeline(StableDiffusionParts, StableDiffusionPAGImg2ImgPipeline):
     """`StableDiffusionPAGImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = keeping_attention(StableDiffusionPAGImg2ImgPipeline.__call__, "unet")
 
 
 class OmniStableDiffusionPAGInpaintPipeline(StableDiffusionParts, StableDiffusionPAGInpaintPipeline):
     """`StableDiffusionPAGInpaintPipeline` that owns its offloading; the VAE runs before the UNet too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = keeping_attention(StableDiffusionPAGInpaintPipeline.__call__, "unet")
 
 
 class OmniStableDiffusionSAGPipeline(StableDiffusionParts, StableDiffusionSAGPipeline):
     """`StableDiffusionSAGPipeline` that owns its offloading; it keeps what the middle block looked at, and runs the UNet again."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = keeping_attention(StableDiffusionSAGPipeline.__call__, "unet")

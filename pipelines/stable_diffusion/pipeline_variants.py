@@ -38,13 +38,9 @@ class OmniStableDiffusionAdapterPipeline(StableDiffusionParts, StableDiffusionAd
 class OmniLatentConsistencyModelPipeline(StableDiffusionParts, LatentConsistencyModelPipeline):
     """`LatentConsistencyModelPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
 
 class OmniLatentConsistencyModelImg2ImgPipeline(StableDiffusionParts, LatentConsistencyModelImg2ImgPipeline):
     """`LatentConsistencyModelImg2ImgPipeline` that owns its offloading; the VAE runs before the UNet too."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniStableDiffusionPanoramaPipeline(StableDiffusionParts, StableDiffusionPanoramaPipeline):
@@ -58,8 +54,6 @@ class OmniStableDiffusionPanoramaPipeline(StableDiffusionParts, StableDiffusionP
 
 class OmniStableDiffusionLDM3DPipeline(StableDiffusionParts, StableDiffusionLDM3DPipeline):
     """`StableDiffusionLDM3DPipeline` that owns its offloading; the VAE decodes a picture and its depth."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
 class OmniStableDiffusionGLIGENPipeline(StableDiffusionParts, StableDiffusionGLIGENPipeline):

@@ -19,18 +19,15 @@ class _TextToVideoParts(StableDiffusionParts):
 
     _encoder_modules: ClassVar[list[str]] = ["text_encoder"]
     _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(PLAN, encoder_block_attrs={"text_encoder": ("encoder.layers",)})
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniTextToVideoSDPipeline(_TextToVideoParts, TextToVideoSDPipeline):
     """`TextToVideoSDPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
-
 
 class OmniVideoToVideoSDPipeline(_TextToVideoParts, VideoToVideoSDPipeline):
     """`VideoToVideoSDPipeline` that owns its offloading; the VAE encodes the video to begin with."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniI2VGenXLPipeline(StableDiffusionParts, I2VGenXLPipeline):

@@ -41,3 +41,4 @@ class WanPictureParts(WanParts):
     _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(
         PLAN, encoder_block_attrs={**PLAN.encoder_block_attrs, "image_encoder": ("encoder.layers",)}
     )
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS_WITH_PICTURE

@@ -1,6 +1,5 @@
 """Wan pipelines that own their offloading: from text, from a video, editing a video, by a video that controls."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
@@ -8,7 +7,6 @@ from diffusers import LucyEditPipeline, WanPipeline, WanVACEPipeline, WanVideoTo
 
 from omni_offload import OffloadPlan
 from pipelines.leftovers import leaving_nothing
-from pipelines.parts import ENTRY_POINTS
 from pipelines.wan.parts import PLAN_OF_TWO, WanParts, WanPartsOfTwo
 
 __all__ = ["OmniLucyEditPipeline", "OmniWanPipeline", "OmniWanVACEPipeline", "OmniWanVideoToVideoPipeline"]
@@ -20,14 +18,12 @@ _CONTROLLED = ("vace_blocks", "blocks")
 class OmniWanPipeline(WanPartsOfTwo, WanPipeline):
     """`WanPipeline` that owns its offloading; Wan 2.1 and Wan 2.2's small model have one DiT, Wan 2.2 has two."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(WanPipeline.__call__)
 
 
 class OmniLucyEditPipeline(WanPartsOfTwo, LucyEditPipeline):
     """`LucyEditPipeline` that owns its offloading; the VAE encodes the video to edit before the DiTs run."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(LucyEditPipeline.__call__)
 
 
@@ -35,12 +31,10 @@ class OmniWanVACEPipeline(WanPartsOfTwo, WanVACEPipeline):
     """`WanVACEPipeline` that owns its offloading; the VAE encodes the control video, twice where there is a mask."""
 
     _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(PLAN_OF_TWO, block_attrs=dict.fromkeys(PLAN_OF_TWO.block_attrs, _CONTROLLED))
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(WanVACEPipeline.__call__)
 
 
 class OmniWanVideoToVideoPipeline(WanParts, WanVideoToVideoPipeline):
     """`WanVideoToVideoPipeline` that owns its offloading; the VAE runs before the DiT too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
     __call__ = leaving_nothing(WanVideoToVideoPipeline.__call__)

@@ -1,7 +1,6 @@
 """Pipelines with Wan's parts that begin with a picture and own their offloading: animating a figure, editing as a short video."""
 
 import functools
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -9,7 +8,7 @@ from diffusers import ChronoEditPipeline, WanAnimatePipeline
 
 from omni_offload import OffloadPlan
 from pipelines.leftovers import leaving_nothing
-from pipelines.wan.parts import ENTRY_POINTS_WITH_PICTURE, WanPictureParts
+from pipelines.wan.parts import WanPictureParts
 
 __all__ = ["OmniChronoEditPipeline", "OmniWanAnimatePipeline"]
 
@@ -17,7 +16,6 @@ __all__ = ["OmniChronoEditPipeline", "OmniWanAnimatePipeline"]
 class OmniChronoEditPipeline(WanPictureParts, ChronoEditPipeline):
     """`ChronoEditPipeline` that owns its offloading."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS_WITH_PICTURE
     __call__ = leaving_nothing(ChronoEditPipeline.__call__)
 
 
@@ -32,7 +30,6 @@ class OmniWanAnimatePipeline(WanPictureParts, WanAnimatePipeline):
         WanPictureParts._offload_plan,  # noqa: SLF001  (of its own base)
         block_attrs={"transformer": ("motion_encoder.res_blocks", "blocks")},
     )
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS_WITH_PICTURE
 
     @leaving_nothing
     @functools.wraps(WanAnimatePipeline.__call__)

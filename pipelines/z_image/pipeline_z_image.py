@@ -1,12 +1,10 @@
 """Z-Image pipelines that own their offloading: from text, from a picture, into a masked picture."""
 
 import functools
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from diffusers import ZImageImg2ImgPipeline, ZImageInpaintPipeline, ZImagePipeline
 
-from pipelines.parts import ENTRY_POINTS
 from pipelines.z_image.parts import ZImageParts, positions_of_a_call
 
 __all__ = ["OmniZImageImg2ImgPipeline", "OmniZImageInpaintPipeline", "OmniZImagePipeline"]
@@ -14,8 +12,6 @@ __all__ = ["OmniZImageImg2ImgPipeline", "OmniZImageInpaintPipeline", "OmniZImage
 
 class OmniZImagePipeline(ZImageParts, ZImagePipeline):
     """`ZImagePipeline` that owns its offloading."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     @functools.wraps(ZImagePipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -27,8 +23,6 @@ class OmniZImagePipeline(ZImageParts, ZImagePipeline):
 class OmniZImageImg2ImgPipeline(ZImageParts, ZImageImg2ImgPipeline):
     """`ZImageImg2ImgPipeline` that owns its offloading; the VAE runs before the DiT too."""
 
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
     @functools.wraps(ZImageImg2ImgPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the pipeline with positions of its own."""
@@ -38,8 +32,6 @@ class OmniZImageImg2ImgPipeline(ZImageParts, ZImageImg2ImgPipeline):
 
 class OmniZImageInpaintPipeline(ZImageParts, ZImageInpaintPipeline):
     """`ZImageInpaintPipeline` that owns its offloading; the VAE runs before the DiT too."""
-
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
     @functools.wraps(ZImageInpaintPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
