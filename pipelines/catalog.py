@@ -196,6 +196,9 @@ BUILT_IN = (
     _entry("lucy_edit", "wan.pipeline_wan:OmniLucyEditPipeline", "wan.cases_video:LUCY_EDIT"),
     _entry("lumina", "lumina2.pipeline_lumina:OmniLuminaPipeline", "lumina2.cases:LUMINA"),
     _entry("lumina2", "lumina2.pipeline_lumina:OmniLumina2Pipeline", "lumina2.cases:LUMINA2"),
+    _entry("marigold_depth", "marigold.pipeline_marigold:OmniMarigoldDepthPipeline", "marigold.cases:DEPTH"),
+    _entry("marigold_intrinsics", "marigold.pipeline_marigold:OmniMarigoldIntrinsicsPipeline", "marigold.cases:INTRINSICS"),
+    _entry("marigold_normals", "marigold.pipeline_marigold:OmniMarigoldNormalsPipeline", "marigold.cases:NORMALS"),
     _entry("mochi", "mochi.pipeline_mochi:OmniMochiPipeline", "mochi.cases:MOCHI"),
     _entry("pia", "animatediff.pipeline_animatediff:OmniPIAPipeline", "animatediff.cases:PIA"),
     _entry("pixart_alpha", "pixart.pipeline_pixart:OmniPixArtAlphaPipeline", "pixart.cases:ALPHA"),
@@ -321,6 +324,9 @@ BUILT_IN = (
         "stable_audio3.cases:STABLE_AUDIO_3_INPAINT",
     ),
     _entry("stable_cascade", "stable_cascade.pipeline_stable_cascade:OmniStableCascadeCombinedPipeline", "stable_cascade.cases:COMBINED"),
+    _entry(
+        "stable_cascade_decoder", "stable_cascade.pipeline_stable_cascade:OmniStableCascadeDecoderPipeline", "stable_cascade.cases:DECODER"
+    ),
     _entry("stable_cascade_prior", "stable_cascade.pipeline_stable_cascade:OmniStableCascadePriorPipeline", "stable_cascade.cases:PRIOR"),
     _entry(
         "stable_diffusion",
@@ -329,6 +335,11 @@ BUILT_IN = (
         "stable_diffusion.cases:IP_ADAPTER",
         "stable_diffusion.cases:SAFETY_CHECKER",
         "stable_diffusion.cases:TINY_AUTOENCODER",
+    ),
+    _entry(
+        "stable_diffusion_adapter",
+        "stable_diffusion.pipeline_variants:OmniStableDiffusionAdapterPipeline",
+        "stable_diffusion.cases_siblings:ADAPTER",
     ),
     _entry(
         "stable_diffusion_controlnet",
@@ -362,6 +373,16 @@ BUILT_IN = (
         "stable_diffusion.cases_siblings:DEPTH2IMG",
     ),
     _entry(
+        "stable_diffusion_gligen",
+        "stable_diffusion.pipeline_variants:OmniStableDiffusionGLIGENPipeline",
+        "stable_diffusion.cases_siblings:GLIGEN",
+    ),
+    _entry(
+        "stable_diffusion_image_variation",
+        "stable_diffusion.pipeline_pictures:OmniStableDiffusionImageVariationPipeline",
+        "stable_diffusion.cases_siblings:IMAGE_VARIATION",
+    ),
+    _entry(
         "stable_diffusion_img2img",
         "stable_diffusion.pipeline_stable_diffusion:OmniStableDiffusionImg2ImgPipeline",
         "stable_diffusion.cases:IMG2IMG",
@@ -375,6 +396,11 @@ BUILT_IN = (
         "stable_diffusion_instruct_pix2pix",
         "stable_diffusion.pipeline_pictures:OmniStableDiffusionInstructPix2PixPipeline",
         "stable_diffusion.cases_siblings:INSTRUCT_PIX2PIX",
+    ),
+    _entry(
+        "stable_diffusion_latent_upscale",
+        "stable_diffusion.pipeline_pictures:OmniStableDiffusionLatentUpscalePipeline",
+        "stable_diffusion.cases_siblings:LATENT_UPSCALE",
     ),
     _entry(
         "stable_diffusion_ldm3d",
@@ -401,6 +427,11 @@ BUILT_IN = (
     ),
     _entry(
         "stable_diffusion_sag", "stable_diffusion.pipeline_guidance:OmniStableDiffusionSAGPipeline", "stable_diffusion.cases_siblings:SAG"
+    ),
+    _entry(
+        "stable_diffusion_upscale",
+        "stable_diffusion.pipeline_pictures:OmniStableDiffusionUpscalePipeline",
+        "stable_diffusion.cases_siblings:UPSCALE",
     ),
     _entry("svd", "svd.pipeline_svd:OmniStableVideoDiffusionPipeline", "svd.cases:STABLE_VIDEO_DIFFUSION"),
     _entry("text_to_video_sd", "text_to_video.pipeline_text_to_video:OmniTextToVideoSDPipeline", "text_to_video.cases:TEXT_TO_VIDEO_SD"),

@@ -115,7 +115,7 @@ def _case(name: str, cls: type, seed: int, parts: dict[str, Callable[[], Any]], 
             "output_type": "pt",
             "generator": generator(),
         }
-        there = {key: tensor.to(pipeline._execution_device) for key, tensor in tensors.items()}  # noqa: SLF001  (upstream does not)
+        there = {key: tensor.to(pipeline._execution_device, pipeline.dtype) for key, tensor in tensors.items()}  # noqa: SLF001  (upstream does not)
         return {**common, **arguments, **there}
 
     make_pipeline = functools.partial(seeded_pipeline, seed, functools.partial(_pipeline, cls, parts))

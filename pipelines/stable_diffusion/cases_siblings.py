@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from diffusers import DDPMScheduler, EulerDiscreteScheduler, LCMScheduler, T2IAdapter, UNet2DConditionModel
 from diffusers.pipelines.pipeline_utils import DeprecatedPipelineMixin
 from transformers import DPTConfig, DPTForDepthEstimation
@@ -112,7 +113,11 @@ def _depth_estimator() -> Any:
         fusion_hidden_size=8,
         reassemble_factors=[4, 2, 1, 0.5],
     )
-    return ready(DPTForDepthEstimation(config))
+    estimator = ready(DPTForDepthEstimation(config))
+    with torch.no_grad():
+        estimator.head.head[-2].weight.mul_(1000)  # else all depths are one in bfloat16, and the pipeline divides by their range
+        estimator.head.head[-2].bias.add_(1)
+    return estimator
 
 
 def _latent_upscaling_unet() -> Any:
