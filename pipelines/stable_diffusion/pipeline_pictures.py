@@ -24,6 +24,12 @@ __all__ = [
 ]
 
 _VAE: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode")}
+_DEPTH_BLOCKS = (
+    "dpt.encoder.layer",
+    "neck.reassemble_stage.readout_projects",
+    "neck.reassemble_stage.layers",
+    "neck.fusion_stage.layers",
+)
 _PROMPTS: Mapping[str, tuple[str, ...]] = {**_VAE, "": ("encode_prompt",)}
 
 
@@ -32,7 +38,7 @@ class OmniStableDiffusionDepth2ImgPipeline(StableDiffusionParts, StableDiffusion
 
     _encoder_modules: ClassVar[list[str]] = ["text_encoder", "depth_estimator"]
     _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(
-        PLAN, encoder_block_attrs={"text_encoder": ("encoder.layers",), "depth_estimator": ("dpt.encoder.layer",)}
+        PLAN, encoder_block_attrs={"text_encoder": ("encoder.layers",), "depth_estimator": _DEPTH_BLOCKS}
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _PROMPTS
 

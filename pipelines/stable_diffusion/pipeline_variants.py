@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+import attrs
 from diffusers import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
+    MultiAdapter,
     StableDiffusionAdapterPipeline,
     StableDiffusionGLIGENPipeline,
     StableDiffusionLDM3DPipeline,
@@ -28,11 +30,22 @@ _PROMPTS: Mapping[str, tuple[str, ...]] = {**ENTRY_POINTS, "": ("encode_prompt",
 
 
 class OmniStableDiffusionAdapterPipeline(StableDiffusionParts, StableDiffusionAdapterPipeline):
-    """`StableDiffusionAdapterPipeline` that owns its offloading: the adapter runs once, for all steps."""
+    """`StableDiffusionAdapterPipeline` that owns its offloading: the adapter runs once, for all steps.
+
+    Several adapters are one component, and run one after the other.
+    """
 
     _encoder_modules: ClassVar[list[str]] = ["text_encoder", "adapter", "safety_checker"]
-    _offload_plan: ClassVar[OffloadPlan] = plan_without("image_encoder")
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _PROMPTS
+
+    @property
+    def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of adapters is the instance's
+        plan = plan_without("image_encoder")
+        blocks: tuple[str, ...] = ("adapter.body",)
+        if isinstance(self.adapter, MultiAdapter):
+            first = {id(adapter): index for index, adapter in reversed([*enumerate(self.adapter.adapters)])}
+            blocks = tuple(f"adapters.{index}.adapter.body" for index in sorted(first.values()))
+        return attrs.evolve(plan, encoder_block_attrs={**plan.encoder_block_attrs, "adapter": blocks})
 
 
 class OmniLatentConsistencyModelPipeline(StableDiffusionParts, LatentConsistencyModelPipeline):
