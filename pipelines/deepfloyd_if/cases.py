@@ -132,9 +132,7 @@ IF_WATERMARK = _case(
 )
 """Text to image, which the safety checker looks at before it is given a watermark."""
 
-IF_SUPER_RESOLUTION = _case(
-    "deepfloyd_if_super_resolution", OmniIFSuperResolutionPipeline, 67, _UPSCALING, image=_SMALL, noise_level=100
-)
+IF_SUPER_RESOLUTION = _case("deepfloyd_if_super_resolution", OmniIFSuperResolutionPipeline, 67, _UPSCALING, image=_SMALL, noise_level=100)
 """The second stage: a picture of twice the size."""
 
 IF_IMG2IMG = _case("deepfloyd_if_img2img", OmniIFImg2ImgPipeline, 68, {}, image=_PICTURE, num_inference_steps=3)
@@ -152,9 +150,7 @@ IF_IMG2IMG_SUPER_RESOLUTION = _case(
 )
 """The second stage after a picture: of twice the size."""
 
-IF_INPAINTING = _case(
-    "deepfloyd_if_inpainting", OmniIFInpaintingPipeline, 70, {}, image=_PICTURE, mask_image=_PICTURE, strength=1.0
-)
+IF_INPAINTING = _case("deepfloyd_if_inpainting", OmniIFInpaintingPipeline, 70, {}, image=_PICTURE, mask_image=_PICTURE, strength=1.0)
 """Into a masked picture."""
 
 IF_INPAINTING_SUPER_RESOLUTION = _case(
