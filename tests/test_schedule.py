@@ -26,6 +26,15 @@ def test_spread_residents_reach_the_bound(ratio, resident):
     assert step_time(costs, found.residents, 3) == pytest.approx(max(40.0, (40 - resident) * ratio), rel=1e-3)
 
 
+@pytest.mark.parametrize("resident", [10, 13, 20, 30])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_residents_of_equal_blocks_are_spread_evenly(ratio, resident):
+    """Between two residents, and around the end, lie as many streamed blocks as between any others, or one more."""
+    found = choose_residents(_equal(40, ratio), 3, number=resident).residents
+    gaps = {(after - before) % 40 for before, after in zip(found, (*found[1:], found[0]), strict=True)}
+    assert max(gaps) - min(gaps) <= 1
+
+
 def test_leading_residents_do_not():
     """Residents at the start leave the copy engine idle: half of 40 at t = 2 c take 1.4 times the bound."""
     costs = _equal(40, 2.0)

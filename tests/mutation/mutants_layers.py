@@ -418,7 +418,7 @@ LAYERS = (
         "range(number) if leading else spread(sizes, number)",
         "range(number)",
         "residents at the start leave the copy engine idle",
-        ("tests/test_schedule.py::test_spread_residents_reach_the_bound", "tests/test_schedule.py::test_unequal_blocks"),
+        ("tests/test_schedule.py::test_residents_of_equal_blocks_are_spread_evenly",),
     ),
     # ---- residents by what a pass took -----------------------------------------------------------------------------------------
     Mutant(
