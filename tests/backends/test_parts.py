@@ -213,24 +213,28 @@ def test_a_wait_that_cannot_end_is_refused():
     """Two threads that wait for each other: the second gets an error, the first goes on."""
     a, b, ready, done = CallLock("A"), CallLock("B"), threading.Event(), []
 
-    def other():
+    def first():
         b.acquire(1)
         ready.set()
         a.acquire(2)
-        done.append("other")
+        done.append("first")
         a.release(2)
         b.release(1)
 
-    a.acquire(3)
-    thread = in_thread(other)
-    ready.wait(5)
-    while not _waits(a):
-        pass
-    with pytest.raises(OffloadStateError, match="a call on B waits for another thread's call, which waits for this thread"):
-        b.acquire(4)
-    a.release(3)
-    thread.join(5)
-    assert done == ["other"]
+    def second():
+        a.acquire(3)
+        other = in_thread(first)
+        ready.wait(5)
+        while not _waits(a):
+            pass
+        with pytest.raises(OffloadStateError, match="a call on B waits for another thread's call, which waits for this thread"):
+            b.acquire(4)
+        a.release(3)
+        other.join(5)
+        done.append("second")
+
+    in_thread(second).join(30)
+    assert done == ["first", "second"]
 
 
 def _waits(lock):
