@@ -204,5 +204,7 @@ _COUNTED = ("loads", "prefetch_hits", "misses", "wasted_copies", "bytes_in")
 
 def _repeats(names: list[str]) -> bool:
     """Whether a sequence is its beginning, up to where it begins again, over and over."""
-    period = names.index(names[0], 1) if names.count(names[0]) > 1 else len(names) if names else 0
-    return period > 0 and all(name == names[index % period] for index, name in enumerate(names))
+    if not names:
+        return False
+    period = names.index(names[0], 1) if names.count(names[0]) > 1 else len(names)
+    return all(name == names[index % period] for index, name in enumerate(names))
