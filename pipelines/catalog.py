@@ -22,6 +22,7 @@ BUILT_IN = (
         "animatediff.cases:ANIMATEDIFF_CONTROLNET",
     ),
     _entry("animatediff_pag", "animatediff.pipeline_animatediff:OmniAnimateDiffPAGPipeline", "animatediff.cases:ANIMATEDIFF_PAG"),
+    _entry("animatediff_sdxl", "animatediff.pipeline_sdxl:OmniAnimateDiffSDXLPipeline", "animatediff.cases_sdxl:ANIMATEDIFF_SDXL"),
     _entry(
         "animatediff_sparse_controlnet",
         "animatediff.pipeline_controlnet:OmniAnimateDiffSparseControlNetPipeline",

@@ -116,11 +116,11 @@ class _Recorder:
         self._used: dict[str, dict[str, None]] = {}
 
     def run(self) -> list[torch.Tensor]:
-        handles = [
-            inner.register_forward_pre_hook(self._noting(path, name))
-            for path, module in self._bench.components(self._pipeline).items()
-            for name, inner in _holders(module)
+        holders = [
+            (path, name, inner) for path, module in self._bench.components(self._pipeline).items() for name, inner in _holders(module)
         ]
+        first = {inner: (path, name) for path, name, inner in reversed(holders)}  # what several components hold is the first one's
+        handles = [inner.register_forward_pre_hook(self._noting(*place)) for inner, place in first.items()]
         try:
             with watching(self._targets, self._around):
                 result: list[torch.Tensor] = self._bench.call(self._pipeline)

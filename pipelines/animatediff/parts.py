@@ -8,9 +8,11 @@ from omni_offload import OffloadPlan
 from pipelines.stable_diffusion.parts import PLAN as STABLE_DIFFUSION_PLAN
 from pipelines.stable_diffusion.parts import StableDiffusionParts
 
-__all__ = ["CONTROL_BLOCKS", "PLAN", "AnimateDiffParts"]
+__all__ = ["ADAPTER_BLOCKS", "CONTROL_BLOCKS", "PLAN", "AnimateDiffParts"]
 
 _ENCODERS = ("text_encoder", "image_encoder")
+
+ADAPTER_BLOCKS = ("down_blocks", "mid_block", "up_blocks")
 
 CONTROL_BLOCKS = ("down_blocks", "mid_block")
 """Blocks of a ControlNet in the order in which they run."""
@@ -30,6 +32,4 @@ class AnimateDiffParts(StableDiffusionParts):
 
     _dit_modules: ClassVar[list[str]] = ["unet", "motion_adapter"]
     _encoder_modules: ClassVar[list[str]] = list(_ENCODERS)
-    _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(
-        PLAN, block_attrs={**PLAN.block_attrs, "motion_adapter": ("down_blocks", "mid_block", "up_blocks")}
-    )
+    _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(PLAN, block_attrs={**PLAN.block_attrs, "motion_adapter": ADAPTER_BLOCKS})

@@ -7,6 +7,7 @@ import attrs
 from diffusers import HunyuanVideo15ImageToVideoPipeline, HunyuanVideo15Pipeline
 
 from omni_offload import OffloadPlan
+from pipelines.leftovers import leaving_nothing
 from pipelines.parts import ENTRY_POINTS, TransformerParts
 
 __all__ = ["OmniHunyuanVideo15ImageToVideoPipeline", "OmniHunyuanVideo15Pipeline"]
@@ -43,3 +44,4 @@ class OmniHunyuanVideo15ImageToVideoPipeline(_HunyuanVideo15Parts, HunyuanVideo1
         _PLAN, encoder_block_attrs={**_PLAN.encoder_block_attrs, "image_encoder": ("encoder.layers",)}
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {**ENTRY_POINTS, "": ("encode_prompt", "encode_image")}
+    __call__ = leaving_nothing(HunyuanVideo15ImageToVideoPipeline.__call__)

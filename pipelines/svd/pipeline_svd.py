@@ -1,13 +1,12 @@
 """`OmniStableVideoDiffusionPipeline`: declares what a Stable Video Diffusion pipeline is made of, and inherits the rest."""
 
-import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from diffusers import StableVideoDiffusionPipeline
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
+from pipelines.sdxl.parts import casting_back
 
 __all__ = ["OmniStableVideoDiffusionPipeline"]
 
@@ -28,13 +27,4 @@ class OmniStableVideoDiffusionPipeline(OmniOffloadMixin, StableVideoDiffusionPip
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {"vae": ("encode", "decode"), "": ("decode_latents",)}
 
-    @functools.wraps(StableVideoDiffusionPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline; after an error the VAE has the type that it had before, and not the one that it encodes in."""
-        vae, dtype = self.vae, self.vae.dtype
-        try:
-            return super().__call__(*args, **kwargs)
-        except BaseException:
-            if dtype is torch.float16:  # the only type that is left
-                vae.to(dtype)
-            raise
+    __call__ = casting_back(StableVideoDiffusionPipeline.__call__)

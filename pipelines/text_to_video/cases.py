@@ -25,6 +25,8 @@ __all__ = ["I2VGEN_XL", "TEXT_TO_VIDEO_SD", "VIDEO_TO_VIDEO_SD"]
 
 _FRAMES = 3
 _SIZE = 16
+_MEAN = 2.0**36
+"""A mean beside which the deviation of an encoding is lost, in float64 too."""
 _BLOCKS: dict[str, Any] = {
     "sample_size": 8,
     "block_out_channels": (8, 16),
@@ -56,7 +58,8 @@ def _from_text(cls: Any) -> Any:
 def _i2vgen() -> Any:
     parts = {"image_encoder": clip_vision_encoder(layers=2, projects=True), "feature_extractor": clip_image_processor()}
     vae = without_spread(autoencoder_kl(widths=(8, 16)))  # the pipeline draws from encodings with no generator, and does not shift them
-    vae.register_to_config(scaling_factor=1 / vae.config.latents_mean[0])
+    vae.quant_conv.bias.data[: vae.config.latent_channels] = _MEAN
+    vae.register_to_config(scaling_factor=1 / _MEAN)
     return _pipeline(OmniI2VGenXLPipeline, unet=ready(I2VGenXLUNet(**_BLOCKS, num_attention_heads=2)), vae=vae, **parts)
 
 

@@ -25,6 +25,7 @@ COUNTED = {
     "animatediff": 1,
     "animatediff_controlnet": 1,
     "animatediff_pag": 1,
+    "animatediff_sdxl": 1,
     "animatediff_sparse_controlnet": 1,
     "animatediff_v2v": 1,
     "animatediff_v2v_controlnet": 1,

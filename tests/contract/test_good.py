@@ -174,6 +174,32 @@ class Mixed(Denoiser):
         return x + self.blocks[0].scale(x)
 
 
+class Beginning(Denoiser):
+    """Has a layer before its blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, text):
+        return super().forward(self.first(x), text)
+
+
+class Borrowed(Tiny):
+    """Has an adapter that never runs: the denoiser has its layer, and copies of the rest."""
+
+    _dit_modules = ["transformer", "adapter"]
+    _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",), "adapter": ("blocks",)})
+
+    def __init__(self):
+        super().__init__()
+        self.transformer, self.adapter = Beginning().eval(), Beginning().eval()
+        self.transformer.first = self.adapter.first
+
+    def parts(self):
+        return {**super().parts(), "adapter": self.adapter}
+
+
 class Spread(Tiny):
     """Decodes what lies in another order in memory than its shape says: torch folds such a product where the weight wants a gradient."""
 
@@ -207,10 +233,33 @@ def test_where_torch_computes_otherwise_in_inference_mode():
     assert check_pipeline(case, checks=["check_inference_modes"]).named(Outcome.PASSED) == ("check_inference_modes",)
 
 
-RIGHT = {Tiny: 5, Adapting: 4, Together: 5, Resident: 5, Experts: 5, Nested: 5, Module: 7, Forms: 5, Unequal: 5, HandWritten: 10}
+RIGHT = {
+    Tiny: 5,
+    Adapting: 4,
+    Together: 5,
+    Resident: 5,
+    Experts: 5,
+    Borrowed: 5,
+    Nested: 5,
+    Module: 7,
+    Forms: 5,
+    Unequal: 5,
+    HandWritten: 10,
+}
 """Right pipelines, and how many checks are left out of each in mode `module`."""
 
-RIGHT_IN_LAYER_MODE = {Tiny: 1, Adapting: 0, Together: 1, Resident: 1, Experts: 1, Module: 3, Forms: 1, Unequal: 1, HandWritten: 1}
+RIGHT_IN_LAYER_MODE = {
+    Tiny: 1,
+    Adapting: 0,
+    Together: 1,
+    Resident: 1,
+    Experts: 1,
+    Borrowed: 1,
+    Module: 3,
+    Forms: 1,
+    Unequal: 1,
+    HandWritten: 1,
+}
 """The same in mode `layer`; nothing of `Nested` streams."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from omni_offload.testing.bench import Bench, NotRun, some
-from omni_offload.testing.observe import Snapshot, Target, bytes_on, copied_to, device_size, same_values, tensors_in
+from omni_offload.testing.observe import Snapshot, Target, bytes_on, copied_to, device_size, same_values, tensors_in, tensors_of
 
 __all__ = [
     "check_captured_methods",
@@ -58,12 +58,14 @@ def check_residency(bench: Bench) -> None:
 
 
 def _alone(bench: Bench, pipeline: Any, path: str, staying: set[str]) -> Any:
-    allowed = bench.group(pipeline, path) | staying
-    others = {name: module for name, module in bench.components(pipeline).items() if name not in allowed}
+    allowed, components = bench.group(pipeline, path) | staying, bench.components(pipeline)
+    others = {name: module for name, module in components.items() if name not in allowed}
+    shared = {id(tensor) for name in allowed & components.keys() for tensor in tensors_of(components[name]).values()}
 
     def look(*_: Any) -> None:
         for name, module in others.items():
-            names = bytes_on(module, bench.device)
+            tensors = tensors_of(module)
+            names = [inner for inner in bytes_on(module, bench.device) if id(tensors[inner]) not in shared]
             if names:
                 bench.fail(f"{name} on the host while {path} is used", some(names), component=name)
 
