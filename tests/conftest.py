@@ -2,6 +2,7 @@
 
 import gc
 import os
+import zlib
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
@@ -13,6 +14,9 @@ torch.set_num_threads(1)
 
 #: Objects that tests make do not come near to this number; imports do.
 _MOST_OBJECTS = 50_000
+
+#: Of the tests that take each registered case in turn, so many runs take all.
+_TURNS = 8
 
 #: Another package, with a test suite of its own: `packaging/test_third_party.py` runs it where it is installed.
 collect_ignore = ["third_party"]
@@ -40,6 +44,26 @@ def device():
     sim.reset_peak()
     yield device
     sim.configure(mode="threads", races="record", poison=True, capacity=0, pinned_capacity=0, fail_alloc_in=-1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before those are left out that are marked
+def pytest_collection_modifyitems(items):
+    """A test that takes each registered case in turn is exhaustive, but for a few cases and those whose turn it is with this commit."""
+    each = [item for item in items if item.path.parent.name == "pipelines" and _case_of(item) and not item.get_closest_marker("rotating")]
+    if not each:
+        return
+    from tests.contract.contract_cases import ALWAYS, rotation
+
+    turn = int(rotation(), 16) % _TURNS
+    for item in each:
+        name = _case_of(item).name
+        if name not in ALWAYS["module"]:
+            item.add_marker("rotating" if zlib.crc32(name.encode()) % _TURNS == turn else "exhaustive")
+
+
+def _case_of(item):
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    return case if hasattr(case, "make_pipeline") else None
 
 
 def pytest_collection_finish():
