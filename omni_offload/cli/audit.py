@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from omni_offload.cli.cases import Subject, find_subjects, importing_from_here
+from omni_offload.cli.cases import Subject, find_subjects, importing_from_here, without_bars
 from omni_offload.cli.noise import without_noise
 from omni_offload.cli.places import fewer_threads
 from omni_offload.cli.problems import InputError, one_line
@@ -45,7 +45,7 @@ def run_audits(targets: Sequence[str], *, each: Callable[[AuditReport], None]) -
 def _audited(subject: Subject) -> AuditReport:
     try:
         with fewer_threads(subject.weight_bytes):
-            return audit_pipeline(subject.case)
+            return audit_pipeline(without_bars(subject.case))
     except OffloadError:
         raise
     except Exception as error:

@@ -18,7 +18,7 @@ from omni_offload.cli.problems import InputError, one_line
 from omni_offload.cli.targets import is_folder, load_folder
 from omni_offload.testing import PipelineCase
 
-__all__ = ["Subject", "find_subjects", "import_named", "importing_from_here"]
+__all__ = ["Subject", "find_subjects", "import_named", "importing_from_here", "without_bars"]
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -36,6 +36,18 @@ class Subject:
     target: str
     case: PipelineCase
     weight_bytes: int = 0
+
+
+def without_bars(case: PipelineCase) -> PipelineCase:
+    """Return a case whose pipelines show no progress of their own."""
+
+    def make_pipeline() -> Any:
+        pipeline = case.make_pipeline()
+        if hasattr(pipeline, "set_progress_bar_config"):
+            pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    return attrs.evolve(case, make_pipeline=make_pipeline)
 
 
 def find_subjects(targets: Sequence[str], *, every: bool) -> tuple[list[Subject], list[str]]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 import pipelines
-from omni_offload.cli.cases import import_named, importing_from_here
+from omni_offload.cli.cases import import_named, importing_from_here, without_bars
 from omni_offload.cli.noise import without_noise
 from omni_offload.cli.problems import InputError, one_line
 from omni_offload.cli.progress import shown_wait
@@ -63,7 +63,7 @@ def run_scaffold(pipeline_class: str, *, case: str, folder: Path | None, name: s
         OffloadError: The pipeline cannot be declared.
     """
     with without_noise(), importing_from_here(), contextlib.redirect_stdout(sys.stderr):
-        upstream, built = _upstream_class(pipeline_class), _upstream_case(case)
+        upstream, built = _upstream_class(pipeline_class), without_bars(_upstream_case(case))
         name = name or family_name(upstream.__name__)
         if not name.isidentifier():
             raise InputError(f"--name {name!r} is no name for a package; give lower-case letters, digits and '_'")

@@ -82,6 +82,22 @@ def test_json(cli, mine):
     assert finding["item"] == {"kind": "context", "path": "net", "method": "__call__"}
 
 
+def test_no_bars(cli, tmp_path, monkeypatch):
+    """A plain pipeline's own bars stay away, in its audits as in those of a scaffold."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "plain_cases.py").write_text(
+        "import attrs, diffusers\n"
+        "from pipelines.flux.cases import FLUX\n"
+        "CASE = attrs.evolve(FLUX, make_pipeline=lambda: diffusers.FluxPipeline(**FLUX.make_pipeline().components))\n"
+    )
+    importlib.invalidate_caches()
+    status, _, err = cli("audit", "plain_cases:CASE")
+    assert (status, err) == (1, "")
+    status, _, err = cli("scaffold", "diffusers:FluxPipeline", "--case", "plain_cases:CASE")
+    assert (status, err) == (0, "")
+    sys.modules.pop("plain_cases")
+
+
 def test_a_registered_pipeline(cli):
     """All its cases are audited."""
     status, out, err = cli("audit", "stable_diffusion_controlnet")

@@ -119,12 +119,16 @@ class Run:
         )
 
     def _exercised(self) -> Iterator[Item]:
-        """Yield the components that hold weights, the stacks whose blocks ran and the calls that used components."""
-        yield from (Item("component", part.path) for part in self.parts if part.listed and len(part.names) == 1)
+        """Yield the components that hold parameters, the stacks whose blocks ran and the calls that used components."""
+        yield from (Item("component", part.path) for part in self.parts if part.listed and len(part.names) == 1 and _has_parameters(part))
         yield from (Item("call", "", method) for method in self.callers)
         for part in self.parts:
             if part.kind in self.advice.STREAMED:
                 yield from (Item("stack", stack.path) for stack in repeated_stacks(part, self.ran))
+
+
+def _has_parameters(part: Part) -> bool:
+    return any(True for _ in part.module.parameters())
 
 
 @contextlib.contextmanager

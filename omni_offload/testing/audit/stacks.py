@@ -32,8 +32,8 @@ class Stack:
 def repeated_stacks(part: Part, ran: Mapping[int, int]) -> list[Stack]:
     """Return the stacks of a component whose blocks ran, in the order of their first runs, and single blocks beside them.
 
-    A stack is a container of two or more blocks with modules and weights in them; what is in a block is none of its own. A single block
-    is a module beside a stack that ran after the stack's first block did, and is about as large as a block.
+    A stack is a container of two or more blocks, each of several layers; what is in a block is none of its own. A single block
+    is a module beside a stack whose class is called one, that ran after the stack's first block did and is as large as the smallest one.
 
     Args:
         part: The component.
@@ -51,7 +51,7 @@ def repeated_stacks(part: Part, ran: Mapping[int, int]) -> list[Stack]:
 def _singles(part: Part, stacks: list[Stack], ran: Mapping[int, int]) -> Iterator[Stack]:
     """Yield the blocks that stand alone beside a stack, such as the middle one of a UNet."""
     known = {id(module) for stack in stacks for block in stack.blocks for module in block.modules()}
-    sizes = [_size(block) for stack in stacks for block in stack.blocks]
+    smallest = min((_size(block) for stack in stacks for block in stack.blocks), default=0)
     holders: dict[str, int] = {}
     for stack in stacks:
         holder = stack.name.rpartition(".")[0]
@@ -60,7 +60,7 @@ def _singles(part: Part, stacks: list[Stack], ran: Mapping[int, int]) -> Iterato
         for name, module in part.module.get_submodule(holder).named_children():
             if ran.get(id(module), -1) < first or id(module) in known or not _is_block(module):
                 continue
-            if min(sizes) <= _size(module) <= 2 * max(sizes):
+            if "Block" in type(module).__name__ and _size(module) >= smallest:
                 path = f"{holder}.{name}".removeprefix(".")
                 yield Stack(path=f"{part.path}.{path}", name=path, blocks=(module,), first=ran[id(module)])
 
@@ -89,7 +89,8 @@ def _flat(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_block(module: nn.Module) -> bool:
-    return any(True for child in module.children() for _ in child.parameters())
+    """Whether a module is more than a layer: two modules or more have parameters of their own in it."""
+    return sum(any(True for _ in inner.parameters(recurse=False)) for inner in module.modules()) > 1
 
 
 def _is_model(module: nn.Module) -> bool:
