@@ -63,6 +63,6 @@ def test_a_plain_pipeline_becomes_acmes():
     from diffusers import DDPMPipeline
 
     plain = DDPMPipeline(**DDPM.make_pipeline().components)
-    made = pipelines.from_pipe(plain)
+    made = pipelines.from_pipe(plain, pipeline_class=OmniDDPMPipeline)
     assert type(made) is OmniDDPMPipeline
     assert made.unet is plain.unet
