@@ -1,11 +1,13 @@
 """What many families have in common: one text encoder, one DiT and one VAE."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import attrs
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
 
-__all__ = ["ENTRY_POINTS", "T5_PLAN", "TransformerParts"]
+__all__ = ["ENTRY_POINTS", "T5_PLAN", "TransformerParts", "with_adapter"]
 
 T5_PLAN = OffloadPlan(
     block_attrs={"transformer": ("transformer_blocks",)},
@@ -23,3 +25,12 @@ class TransformerParts(OmniOffloadMixin):
     _encoder_modules: ClassVar[list[str]] = ["text_encoder"]
     _vae_modules: ClassVar[list[str]] = ["vae"]
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
+
+
+def with_adapter(plan: OffloadPlan, adapter: Any) -> OffloadPlan:
+    """Return a plan with the blocks of a T2I-Adapter, or of each of several, the same one once."""
+    blocks: tuple[str, ...] = ("adapter.body",)
+    if hasattr(adapter, "adapters"):
+        first = {id(one): index for index, one in reversed([*enumerate(adapter.adapters)])}
+        blocks = tuple(f"adapters.{index}.adapter.body" for index in sorted(first.values()))
+    return attrs.evolve(plan, encoder_block_attrs={**plan.encoder_block_attrs, "adapter": blocks})

@@ -10,6 +10,7 @@ from omni_offload import OffloadPlan, OmniOffloadMixin
 __all__ = ["OmniAudioLDM2Pipeline", "OmniAudioLDMPipeline"]
 
 _UNET_BLOCKS = ("down_blocks", "mid_block", "up_blocks")
+_CLAP_BLOCKS = ("text_model.encoder.layer",)
 
 
 class OmniAudioLDM2Pipeline(OmniOffloadMixin, AudioLDM2Pipeline):
@@ -26,7 +27,11 @@ class OmniAudioLDM2Pipeline(OmniOffloadMixin, AudioLDM2Pipeline):
 
     _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
         block_attrs={"unet": _UNET_BLOCKS},
-        encoder_block_attrs={"text_encoder_2": ("encoder.block",), "language_model": ("transformer.h",)},
+        encoder_block_attrs={
+            "text_encoder": _CLAP_BLOCKS,
+            "text_encoder_2": ("encoder.block",),
+            "language_model": ("transformer.h",),
+        },
         encoder_component_types={"projection_model": "text_encoder", "language_model": "text_encoder"},
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -43,7 +48,9 @@ class OmniAudioLDMPipeline(OmniOffloadMixin, AudioLDMPipeline):
     _encoder_modules: ClassVar[list[str]] = ["text_encoder"]
     _vae_modules: ClassVar[list[str]] = ["vae", "vocoder"]
 
-    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(block_attrs={"unet": _UNET_BLOCKS})
+    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
+        block_attrs={"unet": _UNET_BLOCKS}, encoder_block_attrs={"text_encoder": _CLAP_BLOCKS}
+    )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "vae": ("encode", "decode"),
         "": ("decode_latents", "mel_spectrogram_to_waveform"),

@@ -11,7 +11,9 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 
-from pipelines.sdxl.parts import ENCODERS, StableDiffusionXLParts, StableDiffusionXLTextParts, casting_back
+from omni_offload import OffloadPlan
+from pipelines.parts import with_adapter
+from pipelines.sdxl.parts import ENCODERS, PLAN, StableDiffusionXLParts, StableDiffusionXLTextParts, casting_back
 
 __all__ = [
     "OmniStableDiffusionXLAdapterPipeline",
@@ -52,5 +54,9 @@ class OmniStableDiffusionXLAdapterPipeline(StableDiffusionXLParts, StableDiffusi
     """`StableDiffusionXLAdapterPipeline` that owns its offloading; the adapter runs once, for all steps."""
 
     _encoder_modules: ClassVar[list[str]] = [*ENCODERS, "image_encoder", "adapter"]
+
+    @property
+    def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of adapters is the instance's
+        return with_adapter(PLAN, self.adapter)
 
     __call__ = casting_back(StableDiffusionXLAdapterPipeline.__call__)

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-import attrs
 from diffusers import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
-    MultiAdapter,
     StableDiffusionAdapterPipeline,
     StableDiffusionGLIGENPipeline,
     StableDiffusionLDM3DPipeline,
@@ -15,6 +13,7 @@ from diffusers import (
 )
 
 from omni_offload import OffloadPlan
+from pipelines.parts import with_adapter
 from pipelines.stable_diffusion.parts import ENTRY_POINTS, StableDiffusionParts, plan_without
 
 __all__ = [
@@ -40,12 +39,7 @@ class OmniStableDiffusionAdapterPipeline(StableDiffusionParts, StableDiffusionAd
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of adapters is the instance's
-        plan = plan_without("image_encoder")
-        blocks: tuple[str, ...] = ("adapter.body",)
-        if isinstance(self.adapter, MultiAdapter):
-            first = {id(adapter): index for index, adapter in reversed([*enumerate(self.adapter.adapters)])}
-            blocks = tuple(f"adapters.{index}.adapter.body" for index in sorted(first.values()))
-        return attrs.evolve(plan, encoder_block_attrs={**plan.encoder_block_attrs, "adapter": blocks})
+        return with_adapter(plan_without("image_encoder"), self.adapter)
 
 
 class OmniLatentConsistencyModelPipeline(StableDiffusionParts, LatentConsistencyModelPipeline):

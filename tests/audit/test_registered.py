@@ -4,13 +4,18 @@ import pytest
 from contract_cases import CASES, rotation
 
 from omni_offload.testing import audit_pipeline
-from omni_offload.testing.audit import Declarations
+from omni_offload.testing.audit import Declarations, Item
 
 #: What every run takes: a DiT with two encoders.
 ALWAYS = ("flux",)
 
 #: How many other cases a run takes.
 SOME = 1
+
+#: What a family leaves undeclared on purpose, and why.
+ON_PURPOSE = {
+    "wan_animate": {Item("stack", "transformer.face_adapter"): "each runs between two blocks of the other stack; all stay with the rest"},
+}
 
 OTHERS = [case for case in CASES if case.name not in ALWAYS]
 _TURN = int(rotation(), 16) % len(OTHERS)
@@ -21,7 +26,8 @@ REST = [case for case in OTHERS if case not in TURN]
 
 def _leave_out_in_turn(case, record_property):
     report = audit_pipeline(case)
-    assert report.clean, report
+    on_purpose = {*ON_PURPOSE.get(case.name, ())}
+    assert {finding.item for finding in report.findings} == on_purpose, report
     declared = Declarations.of(case.make_pipeline())
     assert {*report.needed, *report.not_exercised} == {*declared.items()}
     record_property("audit", f"{case.name}: not exercised: {', '.join(map(str, report.not_exercised)) or 'nothing'}")
@@ -29,7 +35,7 @@ def _leave_out_in_turn(case, record_property):
     for item in report.needed:
         found = audit_pipeline(case, declarations=declared.without(item))
         if item in {finding.item for finding in (*found.findings, *found.suggestions)}:
-            assert not found.clean or item.kind == "call"
+            assert len(found.findings) > len(on_purpose) or item.kind == "call"
             continue
         right = {read.tensor for read in found.host_reads} - {read.tensor for read in report.host_reads}
         assert item.kind == "entry point", f"{item} of {case.name}: {found}"
