@@ -1,4 +1,4 @@
-"""Cosmos cases: random weights, one or two hundred thousand parameters, five frames of 32 x 32 pixels.
+"""Cosmos cases: random weights, one or two hundred thousand parameters, nine or five frames of 32 x 32 pixels.
 
 The DiT sees no mask of padding: that takes torchvision. So does the pipeline with a ControlNet, always: it is left out.
 """
@@ -34,6 +34,9 @@ __all__ = ["COSMOS2_5_PREDICT", "COSMOS2_TEXT_TO_IMAGE", "COSMOS2_VIDEO_TO_WORLD
 
 _LATENT_CHANNELS = WAN_LATENT_CHANNELS
 _FRAMES = 5
+_WORLD_FRAMES = 9
+"""Of the first kind, whose VAE makes eight frames of a latent one: the second latent frame is the first that no picture gives."""
+
 _QWEN_LAYERS = 2
 
 
@@ -121,7 +124,7 @@ def _second_and_a_half() -> Any:
 
 _case = functools.partial(prompted_case, negative_prompt="blurry", max_sequence_length=32)
 
-COSMOS_TEXT_TO_WORLD = _case("cosmos_text_to_world", lambda: _world(OmniCosmosTextToWorldPipeline), seed=175, num_frames=_FRAMES)
+COSMOS_TEXT_TO_WORLD = _case("cosmos_text_to_world", lambda: _world(OmniCosmosTextToWorldPipeline), seed=175, num_frames=_WORLD_FRAMES)
 """Text to video: three blocks, run twice a step."""
 
 COSMOS_VIDEO_TO_WORLD = _case(
@@ -129,7 +132,7 @@ COSMOS_VIDEO_TO_WORLD = _case(
     lambda: _world(OmniCosmosVideoToWorldPipeline, in_channels=_LATENT_CHANNELS + 1),
     seed=176,
     image=picture(),
-    num_frames=_FRAMES,
+    num_frames=_WORLD_FRAMES,
 )
 """Text and the first frame to video."""
 
