@@ -1,7 +1,8 @@
 """Pipelines with three-dimensional UNets that own their offloading: from text, from a video, from a picture."""
 
+import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 from diffusers import I2VGenXLPipeline, TextToVideoSDPipeline, VideoToVideoSDPipeline
@@ -38,3 +39,8 @@ class OmniI2VGenXLPipeline(StableDiffusionParts, I2VGenXLPipeline):
         PLAN, encoder_block_attrs={name: PLAN.encoder_block_attrs[name] for name in ("text_encoder", "image_encoder")}
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
+
+    @functools.wraps(I2VGenXLPipeline.encode_prompt)
+    def encode_prompt(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode prompts, as all parts do, with the arguments of this pipeline."""
+        return super().encode_prompt(*args, **kwargs)

@@ -1,5 +1,6 @@
 """Registered pipelines are found by name, by folder and by class, and every mistake ends in one clear error."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -341,3 +342,13 @@ def test_from_pipe_with_a_class_of_ones_own(upstream):
     assert made.transformer is upstream.transformer
     with pytest.raises(PipelineLookupError, match=r"builtins\.dict does not extend .*FluxPipeline: the pipe's own methods would be lost"):
         pipelines.from_pipe(upstream, pipeline_class=dict)
+
+
+@pytest.mark.parametrize("name", pipelines.registered())
+def test_signatures_are_upstreams(name):
+    """What counts as a call takes the arguments that it takes upstream, and says so."""
+    entry = pipelines.registered()[name]
+    upstream, cls = getattr(diffusers, entry.upstream_name), entry.load()
+    methods = ["__call__", *(method for method in cls._offload_entry_points.get("", ()) if hasattr(upstream, method))]
+    for method in methods:
+        assert inspect.signature(getattr(cls, method)) == inspect.signature(getattr(upstream, method)), method
