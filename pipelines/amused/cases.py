@@ -16,7 +16,7 @@ from pipelines.amused.pipeline_amused import (
 )
 from pipelines.tiny.components import TEXT_WIDTH, clip_text_encoder, ready
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import DEPRECATED, keep_back
 from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer
 
@@ -66,7 +66,7 @@ def _vqvae() -> Any:
 
 
 def _pipeline(cls: type) -> Any:
-    log_errors_only(DeprecatedPipelineMixin)  # it warns of every pipeline that upstream no longer changes
+    keep_back(DeprecatedPipelineMixin, DEPRECATED)
     return cls(
         vqvae=_vqvae(),
         tokenizer=clip_tokenizer(),

@@ -20,7 +20,7 @@ from pipelines.animatediff.pipeline_controlnet import (
 from pipelines.tiny.cases import prompted_case
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready, without_spread
 from pipelines.tiny.inputs import picture
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import NOTHING_IN_FLOAT32, keep_back
 from pipelines.tiny.tokenizers import clip_tokenizer
 from pipelines.tiny.unets import control_net, unet_2d
 from pipelines.tiny.videos import clip
@@ -72,7 +72,7 @@ def _certain_vae() -> Any:
 
 def _pipeline(cls: Any, **parts: Callable[[], Any]) -> Any:
     """Return a pipeline; what its UNet takes over from the adapter is in evaluation mode, like all else."""
-    log_errors_only(ModelMixin)  # it warns of every cast, also where nothing must keep its type
+    keep_back(ModelMixin, NOTHING_IN_FLOAT32)
     defaults: dict[str, Callable[[], Any]] = {
         "vae": functools.partial(autoencoder_kl, widths=(8, 16)),
         "text_encoder": functools.partial(clip_text_encoder, layers=2),

@@ -7,7 +7,7 @@ from diffusers import DDIMScheduler, ModelMixin, MotionAdapter
 from pipelines.animatediff.pipeline_sdxl import OmniAnimateDiffSDXLPipeline
 from pipelines.tiny.cases import prompted_case
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import NOTHING_IN_FLOAT32, keep_back
 from pipelines.tiny.tokenizers import clip_tokenizer
 from pipelines.tiny.unets import unet_2d
 
@@ -31,7 +31,7 @@ def _unet() -> Any:
 
 
 def _pipeline() -> OmniAnimateDiffSDXLPipeline:
-    log_errors_only(ModelMixin)  # it warns of every cast, also where nothing must keep its type
+    keep_back(ModelMixin, NOTHING_IN_FLOAT32)
     adapter = MotionAdapter(
         block_out_channels=_WIDTHS,
         motion_layers_per_block=1,

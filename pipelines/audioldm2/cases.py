@@ -25,7 +25,7 @@ from transformers import (
 from pipelines.audioldm2.pipeline_audioldm2 import OmniAudioLDM2Pipeline, OmniAudioLDMPipeline
 from pipelines.tiny.cases import prompted_case
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, ready, t5_encoder
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import DEPRECATED, keep_back
 from pipelines.tiny.tokenizers import QWEN_VOCABULARY_SIZE, roberta_tokenizer, t5_tokenizer
 from pipelines.tiny.unets import unet_2d
 
@@ -131,7 +131,7 @@ def _second() -> OmniAudioLDM2Pipeline:
 
 
 def _first() -> OmniAudioLDMPipeline:
-    log_errors_only(DiffusionPipeline)  # it warns that this pipeline is not developed any more
+    keep_back(DiffusionPipeline, DEPRECATED)
     return OmniAudioLDMPipeline(
         **_common(),
         text_encoder=ready(ClapTextModelWithProjection(_clap_text())),

@@ -17,7 +17,7 @@ from pipelines.tiny.cases import prompted_case
 from pipelines.tiny.components import TEXT_WIDTH, ready, siglip_image_processor, siglip_vision_encoder, t5_encoder
 from pipelines.tiny.inputs import picture
 from pipelines.tiny.language import qwen25_vl_encoder
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import keep_back
 from pipelines.tiny.tokenizers import qwen_tokenizer
 
 __all__ = ["HUNYUAN_VIDEO_15", "HUNYUAN_VIDEO_15_IMAGE_TO_VIDEO"]
@@ -56,7 +56,7 @@ def _transformer(task: str) -> Any:
 
 
 def _pipeline(cls: Any, task: str, **parts: Any) -> Any:
-    log_errors_only(BaseGuidance)  # it warns that guiders may still change
+    keep_back(BaseGuidance, "Guiders are currently an experimental feature")
     pipeline = cls(
         text_encoder=qwen25_vl_encoder().model.language_model,
         tokenizer=qwen_tokenizer(),

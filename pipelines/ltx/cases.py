@@ -15,7 +15,7 @@ from pipelines.ltx.pipeline_ltx import (
 from pipelines.tiny.cases import prompted_case
 from pipelines.tiny.components import TEXT_WIDTH, ready, t5_encoder
 from pipelines.tiny.inputs import picture
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import keep_back
 from pipelines.tiny.tokenizers import t5_tokenizer
 from pipelines.tiny.videos import clip
 
@@ -65,7 +65,7 @@ def _pipeline(cls: Any, **settings: Any) -> Any:
 
 
 def _condition() -> Any:
-    log_errors_only(FlowMatchEulerDiscreteScheduler)  # it warns of times without deviations
+    keep_back(FlowMatchEulerDiscreteScheduler, "`timesteps` were passed without `sigmas`")
     pipeline = _pipeline(OmniLTXConditionPipeline)
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler()  # times that are given are not shifted
     return pipeline

@@ -32,7 +32,7 @@ from pipelines.sdxl.pipeline_sdxl import (
 )
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import NOTHING_IN_FLOAT32, keep_back
 from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer
 from pipelines.tiny.unets import control_net, control_net_union, unet_2d
@@ -110,7 +110,7 @@ def _pipeline(cls: type, dtype: torch.dtype, **parts: Callable[[], Any]) -> Any:
         if cls is not OmniStableDiffusionXLAdapterPipeline:
             components["add_watermarker"] = False
         pipeline: Any = cls(**components)
-        log_errors_only(ModelMixin)  # it warns of every cast, also where nothing must keep its type
+        keep_back(ModelMixin, NOTHING_IN_FLOAT32)
         for name in ("vae", "text_encoder", "text_encoder_2", "unet"):
             getattr(pipeline, name).to(dtype)
     return pipeline

@@ -17,7 +17,7 @@ from pipelines.stable_cascade.pipeline_stable_cascade import (
 )
 from pipelines.tiny.components import TEXT_WIDTH, clip_image_processor, clip_text_encoder, clip_vision_encoder, ready
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import DEPRECATED, keep_back
 from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer
 
@@ -101,7 +101,7 @@ _COMBINED_PARTS = {**_DECODER_PARTS, **{f"prior_{name}": make for name, make in 
 
 
 def _pipeline(cls: type, parts: dict[str, Callable[[], Any]]) -> Any:
-    log_errors_only(DeprecatedPipelineMixin)  # it warns of every pipeline that upstream no longer changes
+    keep_back(DeprecatedPipelineMixin, DEPRECATED)
     return cls(**{name: make() for name, make in parts.items()})
 
 

@@ -18,7 +18,7 @@ from pipelines.stable_diffusion.pipeline_stable_diffusion import (
 from pipelines.stable_diffusion.tiny_parts import make_pipeline
 from pipelines.tiny.components import TEXT_WIDTH, clip_image_processor, clip_vision_encoder, ready
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import NOTHING_IN_FLOAT32, keep_back
 from pipelines.tiny.seeding import generator, seeded, seeded_pipeline
 from pipelines.tiny.tokenizers import CLIP_BOS, CLIP_EOS, CLIP_VOCABULARY_SIZE
 from pipelines.tiny.unets import control_net, ip_adapter, unet_2d
@@ -32,7 +32,7 @@ def _pipeline(cls: type, seed: int, **parts: Callable[[], Any]) -> Any:
 
 def _safety_checker() -> Any:
     """Make a checker that finds one of its concepts in the first picture of the case, and none in the second."""
-    log_errors_only(StableDiffusionSafetyChecker)  # it warns of every picture that it blackens
+    keep_back(StableDiffusionSafetyChecker, "Potential NSFW content was detected")
     tower = {"hidden_size": TEXT_WIDTH, "intermediate_size": 2 * TEXT_WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
     tokens = {"vocab_size": CLIP_VOCABULARY_SIZE, "bos_token_id": CLIP_BOS, "eos_token_id": CLIP_EOS}
     vision = {**tower, "image_size": 32, "patch_size": 8}
@@ -73,7 +73,7 @@ def _make_ip_adapter() -> Any:
         image_encoder=lambda: clip_vision_encoder(layers=2, projects=True),
         feature_extractor=clip_image_processor,
     )
-    log_errors_only(ModelMixin)  # it warns of every cast, also where nothing must keep its type
+    keep_back(ModelMixin, NOTHING_IN_FLOAT32)
     with seeded(16):
         pipeline.load_ip_adapter(ip_adapter(pipeline.unet), subfolder="", weight_name="")
     return pipeline

@@ -40,7 +40,7 @@ from pipelines.stable_diffusion.tiny_parts import SIZE, make_pipeline
 from pipelines.tiny.cases import prompted_case
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_image_processor, clip_vision_encoder, ready
 from pipelines.tiny.inputs import picture
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import DEPRECATED, keep_back
 from pipelines.tiny.unets import control_net, unet_2d
 
 __all__ = [
@@ -81,7 +81,7 @@ def _case(name: str, cls: type, seed: int, makers: _Makers, **arguments: Any) ->
     """Return a case of a class of this family, with negative prompts; a picture has the size of the result."""
 
     def make() -> Any:
-        log_errors_only(DeprecatedPipelineMixin)  # it warns of every pipeline that upstream no longer changes
+        keep_back(DeprecatedPipelineMixin, DEPRECATED)
         return make_pipeline(cls, makers)
 
     usual = {"negative_prompt": "blurry", "height": SIZE, "width": SIZE}

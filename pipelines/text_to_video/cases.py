@@ -17,7 +17,7 @@ from pipelines.tiny.components import (
     without_spread,
 )
 from pipelines.tiny.inputs import picture
-from pipelines.tiny.logs import log_errors_only
+from pipelines.tiny.logs import DEPRECATED, keep_back
 from pipelines.tiny.tokenizers import clip_tokenizer
 from pipelines.tiny.videos import clip
 
@@ -40,7 +40,7 @@ _BLOCKS: dict[str, Any] = {
 
 
 def _pipeline(cls: Any, *, unet: Any, vae: Any = None, **parts: Any) -> Any:
-    log_errors_only(DiffusionPipeline)  # it warns that these pipelines are not developed any more
+    keep_back(DiffusionPipeline, DEPRECATED)
     return cls(
         vae=autoencoder_kl(widths=(8, 16)) if vae is None else vae,
         text_encoder=clip_text_encoder(layers=2),

@@ -1,10 +1,12 @@
 """Tiny components are the same every time, and no two of their weights are alike."""
 
+import logging
+
 import pytest
 import torch
 from transformers import CLIPTokenizer, GemmaTokenizer, LlamaTokenizer, Qwen2Tokenizer, T5Tokenizer
 
-from pipelines.tiny import components, inputs, language, seeding, tokenizers, unets
+from pipelines.tiny import components, inputs, language, logs, seeding, tokenizers, unets
 
 BUILDERS = [
     components.autoencoder_kl,
@@ -124,3 +126,20 @@ def test_an_encoding_without_spread(quant_conv):
         drawn = [vae.encode(torch.full((1, 3, 8, 8), value)).latent_dist.sample() for value in (0.5, 0.5, -0.5)]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_only_a_known_message_is_kept_back(caplog):
+    """A module whose class a case uses goes on to log all else, at every level; asked for twice it is one filter."""
+
+    class Loud:
+        """Stands in a module of its own."""
+
+    Loud.__module__ = f"{__name__}.loud"
+    logger = logging.getLogger(Loud.__module__)
+    for _ in range(2):
+        logs.keep_back(Loud, "on purpose")
+    logger.warning("done on purpose: %s", 1)
+    logger.warning("done by mistake")
+    assert caplog.messages == ["done by mistake"]
+    assert logger.level == logging.NOTSET
+    assert len(logger.filters) == 1
