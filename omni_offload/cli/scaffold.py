@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import inspect
 import json
+import keyword
 import sys
 import tempfile
 from pathlib import Path
@@ -65,7 +66,7 @@ def run_scaffold(pipeline_class: str, *, case: str, folder: Path | None, name: s
     with without_noise(), importing_from_here(), contextlib.redirect_stdout(sys.stderr):
         upstream, built = _upstream_class(pipeline_class), without_bars(_upstream_case(case))
         name = name or family_name(upstream.__name__)
-        if not name.isidentifier():
+        if not name.isidentifier() or keyword.iskeyword(name):
             raise InputError(f"--name {name!r} is no name for a package; give lower-case letters, digits and '_'")
         place = (folder or Path()) / name
         _refuse_files(place, [f"pipeline_{name}.py", "cases.py", "__init__.py"])
@@ -96,7 +97,10 @@ def _upstream_class(reference: str) -> type:
 
 def _upstream_case(reference: str) -> PipelineCase:
     found = import_named(reference)
-    made = found() if callable(found) else found
+    try:
+        made = found() if callable(found) else found
+    except Exception as error:
+        raise InputError(f"--case {reference} makes no case: {type(error).__name__}: {one_line(error)}") from error
     if not isinstance(made, PipelineCase):
         raise InputError(f"--case {reference} is a {type(made).__name__}; give a PipelineCase, or a function that returns one")
     return made
@@ -157,13 +161,21 @@ def _verified(family: Family, case: PipelineCase) -> AuditReport:
 
 
 def _write(place: Path, files: dict[str, str]) -> tuple[Path, ...]:
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            with (place / name).open("x", encoding="utf-8") as file:
-                file.write(text)
-    except OSError as error:
-        raise InputError(f"{place} cannot be written: {error}") from error
+    """Write all files or none.
+
+    Raises:
+        InputError: The folder takes no files, or one that is there.
+    """
+    with contextlib.ExitStack() as written:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                with (place / name).open("x", encoding="utf-8") as file:
+                    written.callback((place / name).unlink)
+                    file.write(text)
+        except OSError as error:
+            raise InputError(f"{place} cannot be written: {error}") from error
+        written.pop_all()
     return tuple(place / name for name in files)
 
 
@@ -172,5 +184,12 @@ def show_scaffold(made: Scaffolded, console: Console) -> None:
     for path in made.files:
         console.print(Text(f"wrote {path}"), soft_wrap=True)
     console.print(Text(str(made.report)), soft_wrap=True)
-    package = ".".join(made.files[0].parent.parts)
-    console.print(Text(f"next: omni-offload check {package}.cases:{made.family.constant}"), soft_wrap=True)
+    console.print(Text(f"next: {_next_command(made)}"), soft_wrap=True)
+
+
+def _next_command(made: Scaffolded) -> str:
+    """Return what checks the family, from the working folder where its package can be imported from there."""
+    place, here = made.files[0].parent.resolve(), Path.cwd()
+    if place.is_relative_to(here):
+        return f"omni-offload check {'.'.join(place.relative_to(here).parts)}.cases:{made.family.constant}"
+    return f"cd {place.parent} && omni-offload check {place.name}.cases:{made.family.constant}"

@@ -136,6 +136,11 @@ def test_json(tmp_path, monkeypatch, capsys):
         (["diffusers:FluxPipeline", "--case", "upstream_cases:BRIA"], "case 'bria' makes a BriaPipeline, and no FluxPipeline"),
         (["diffusers:BriaPipeline", "--case", "upstream_cases:FAILING"], "failing: the call itself fails, without any offload: KeyError"),
         (["diffusers:BriaPipeline", "--case", "upstream_cases:BRIA", "--name", "my-bria"], "--name 'my-bria' is no name for a package"),
+        (["diffusers:BriaPipeline", "--case", "upstream_cases:BRIA", "--name", "class"], "--name 'class' is no name for a package"),
+        (
+            ["diffusers:BriaPipeline", "--case", "upstream_cases:_fail"],
+            "--case upstream_cases:_fail makes no case: TypeError: _fail() missing",
+        ),
         (["diffusers:BriaPipeline", "--case", "upstream_cases:BRIA", "--folder", "occupied"], "cannot be written"),
         (["diffusers:BriaPipeline"], "Missing option '--case'"),
     ],
@@ -149,3 +154,27 @@ def test_bad_input(tmp_path, monkeypatch, capsys, arguments, message):
     assert message in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["occupied"]
+
+
+def test_what_comes_next_can_be_run_as_it_stands(tmp_path, monkeypatch, capsys):
+    """The command names the package as it is imported from the working folder, or the folder that it is imported from."""
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    for folder, command in [
+        ("families", "omni-offload check families.bria.cases:BRIA"),
+        (str(tmp_path / "project" / "others"), "omni-offload check others.bria.cases:BRIA"),
+        ("..", f"cd {tmp_path} && omni-offload check bria.cases:BRIA"),
+    ]:
+        assert main(["scaffold", "diffusers:BriaPipeline", "--case", "upstream_cases:BRIA", "--folder", folder]) == 0
+        assert capsys.readouterr().out.endswith(f"\nnext: {command}\n")
+
+
+def test_all_files_are_written_or_none(tmp_path, monkeypatch, capsys):
+    """One that cannot be written takes those before it away."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("omni_offload.cli.scaffold._refuse_files", lambda _place, _names: None)  # as if the file came just now
+    (tmp_path / "bria").mkdir()
+    (tmp_path / "bria" / "cases.py").write_text("mine")
+    assert main(["scaffold", "diffusers:BriaPipeline", "--case", "upstream_cases:BRIA"]) == 2
+    assert "bria cannot be written" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in (tmp_path / "bria").iterdir()} == {"cases.py": "mine"}
