@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,9 @@ _DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16
 
 _LARGEST_HEADER = 100_000_000
 """Bytes: the format's own bound."""
+
+_METADATA = "__metadata__"
+"""The entry of a header that describes no tensor, but holds texts of the writer's own."""
 
 
 @attrs.frozen(kw_only=True)
@@ -116,8 +120,8 @@ def saved_dtype(folder: Path) -> torch.dtype:
     """
     sizes: Counter[str] = Counter()
     for path in folder.rglob("*.safetensors"):
-        for entry in _header(path).values():
-            if (dtype := entry.get("dtype")) in _DTYPES:
+        for name, entry in _header(path).items():
+            if name != _METADATA and (dtype := entry.get("dtype")) in _DTYPES:
                 first, last = entry["data_offsets"]
                 sizes[dtype] += last - first
     return _DTYPES[sizes.most_common(1)[0][0]] if sizes else torch.float32
@@ -131,7 +135,10 @@ def _header(path: Path) -> dict[str, Any]:
     """
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        content = json.loads(file.read(size)) if size < _LARGEST_HEADER else None
+        content = None
+        if size < _LARGEST_HEADER:
+            with contextlib.suppress(ValueError):
+                content = json.loads(file.read(size))
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
         raise ValueError(f"{path} is no safetensors file")
     return content
