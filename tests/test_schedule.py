@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_offload.schedule import BlockCost, assumed_costs, bound, choose_residents, least_bytes, spread, step_time
+from omni_offload.schedule import (
+    BlockCost,
+    Placement,
+    assumed_costs,
+    better_residents,
+    bound,
+    choose_residents,
+    least_bytes,
+    spread,
+    step_time,
+)
 
 RATIOS = (0.25, 0.5, 0.9, 1.0, 1.1, 1.5, 2.0, 4.0)
 
@@ -193,6 +203,34 @@ def test_a_unet_whose_computations_are_known(ratio, share):
     every = itertools.chain.from_iterable(itertools.combinations(range(9), count) for count in range(10))
     best = min(step_time(costs, kept, 3) for kept in every if _bytes(sizes, kept, 3) <= budget)
     assert step_time(costs, found.residents, 3) <= 1.005 * best
+
+
+@given(st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=1, max_size=7), st.data())
+def test_a_number_that_fits_in_any_way_is_found(sizes, data):
+    """So many residents are refused only where no choice of so many is within the bytes."""
+    number = data.draw(st.integers(0, len(sizes)))
+    costs = BlockCost.balanced(sizes, sum(sizes))
+    least = min(_bytes(sizes, kept, 3) for kept in itertools.combinations(range(len(sizes)), number))
+    found = choose_residents(costs, 3, number=number, nbytes=least)
+    assert (len(found.residents), found.device_bytes) == (number, least)
+    if least:
+        with pytest.raises(ValueError, match=f"{number} resident blocks"):
+            choose_residents(costs, 3, number=number, nbytes=least - 1)
+
+
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_others_are_no_worse_and_take_no_more(seed, fill):
+    """Residents chosen anew by other times fit where the present ones are, also where as many that are spread would not."""
+    draw = random.Random(seed)
+    sizes = [draw.choice([1, 2, 4, 8, 16]) for _ in range(draw.randint(5, 16))]
+    number = draw.randint(1, len(sizes) - 2)
+    present = choose_residents(assumed_costs(sizes, 3, number=number), 3, number=number)
+    costs = [BlockCost(draw.uniform(0.5, 1.5) * 4, float(size), size) for size in sizes]
+    found = better_residents(costs, 3, present, nbytes=None, fill=fill, steps=30)
+    assert found.device_bytes <= present.device_bytes
+    assert fill or len(found.residents) == number
+    assert step_time(costs, found.residents, 3) <= step_time(costs, present.residents, 3)
 
 
 def _bytes(sizes, kept, slots):

@@ -79,7 +79,7 @@ class ResidentChoice:
         before = step_time(costs, present.residents, self._slots)
         if before <= (1 + _WORTH) * bound(costs, range(len(costs))) or (nbytes is not None and present.device_bytes > nbytes):
             return None  # what does not fit any more is said where room is made
-        found = better_residents(costs, present, nbytes=nbytes, fill=number is None, steps=_REPAID if held else _FREE)
+        found = better_residents(costs, self._slots, present, nbytes=nbytes, fill=number is None, steps=_REPAID if held else _FREE)
         if before - step_time(costs, found.residents, self._slots) < _WORTH * before:
             return None
         return frozenset(order[place] for place in found.residents)

@@ -45,17 +45,22 @@ def choose_residents(
     number = min(number or 0, len(costs))
     found = Placement.of(costs, range(number) if leading else spread(sizes, number), slots)
     if not leading:
-        found = _improve(costs, found, found.device_bytes if nbytes is None else nbytes)
+        if nbytes is not None and found.device_bytes > nbytes:
+            found = _smallest(costs, slots, number)
+        found = _improve(costs, slots, found, found.device_bytes if nbytes is None else nbytes)
     if nbytes is not None and found.device_bytes > nbytes:
         raise ValueError(f"{number} resident blocks and {found.slots} slots take {found.device_bytes} bytes, and {nbytes} are there")
     return found
 
 
-def better_residents(costs: Sequence[BlockCost], present: Placement, *, nbytes: int | None, fill: bool, steps: int) -> Placement:
+def better_residents(
+    costs: Sequence[BlockCost], slots: int, present: Placement, *, nbytes: int | None, fill: bool, steps: int
+) -> Placement:
     """Choose residents in the place of others. What is copied for those that come has to be made good within some steps.
 
     Args:
         costs: The blocks in execution order.
+        slots: As for `choose_residents`.
         present: Those that stay now; others stream.
         nbytes: Most device bytes of residents and slots together; None: as many as now.
         fill: Keep as many as there is room for; else as many as now.
@@ -66,8 +71,8 @@ def better_residents(costs: Sequence[BlockCost], present: Placement, *, nbytes: 
     """
     room = present.device_bytes if nbytes is None else nbytes
     prices = [0.0 if index in present.residents else cost.copy / steps for index, cost in enumerate(costs)]
-    anew = choose_residents(costs, present.slots, number=None if fill else len(present.residents), nbytes=room)
-    found = _improve(costs, anew, room, fill=fill, prices=prices)
+    anew = choose_residents(costs, slots, number=None if fill else len(present.residents), nbytes=room)
+    found = _improve(costs, slots, anew, room, fill=fill, prices=prices)
     return min((present, found), key=lambda placement: _seconds(costs, placement, prices))
 
 
@@ -97,6 +102,14 @@ def least_bytes(costs: Sequence[BlockCost], slots: int) -> int:
     )
 
 
+def _smallest(costs: Sequence[BlockCost], slots: int, number: int) -> Placement:
+    """Return the placement of so many residents that takes the least device bytes."""
+    small_first = sorted(range(len(costs)), key=lambda index: costs[index].nbytes)
+    larger = (_above(costs, size) for size in _slot_sizes(costs))
+    found = ({*kept, *small_first[: number - len(kept)]} for kept in larger if len(kept) <= number)
+    return min((Placement.of(costs, kept, slots) for kept in found), key=lambda placement: placement.device_bytes)
+
+
 def _slot_sizes(costs: Sequence[BlockCost]) -> list[int]:
     """Return the sizes that a slot may have: a block's, or none where all stay."""
     return sorted({0, *(cost.nbytes for cost in costs)})
@@ -116,7 +129,7 @@ def _fill(costs: Sequence[BlockCost], slots: int, nbytes: int, *, leading: bool)
         raise ValueError(f"the blocks take at least {least_bytes(costs, slots)} bytes, and {nbytes} are there")
     close = _CLOSE * bound(costs, range(len(costs)))
     best = min(fitting, key=lambda found: (max(step_time(costs, found.residents, found.slots), close), -found.resident_bytes))
-    return best if leading else _improve(costs, best, nbytes, fill=True)
+    return best if leading else _improve(costs, slots, best, nbytes, fill=True)
 
 
 def _filled(costs: Sequence[BlockCost], slots: int, size: int, nbytes: int, *, leading: bool) -> Iterator[set[int]]:
@@ -170,11 +183,14 @@ def _topped(
     return kept
 
 
-def _improve(costs: Sequence[BlockCost], found: Placement, nbytes: int, *, fill: bool = False, prices: Sequence[float] = ()) -> Placement:
+def _improve(
+    costs: Sequence[BlockCost], slots: int, found: Placement, nbytes: int, *, fill: bool = False, prices: Sequence[float] = ()
+) -> Placement:
     """Let a few residents leave for other blocks, all drawn at random, as long as that shortens the step, within some bytes.
 
     Args:
         costs: As for `choose_residents`.
+        slots: As for `choose_residents`.
         found: What is improved.
         nbytes: Device bytes of residents and slots.
         fill: Take as many others as there is room for; else as many as leave.
@@ -188,12 +204,12 @@ def _improve(costs: Sequence[BlockCost], found: Placement, nbytes: int, *, fill:
         since += 1
         kept = {*best.residents}.difference(draw.sample(best.residents, min(draw.randint(1, _LEAVING), len(best.residents))))
         others = [index for index in range(len(costs)) if index not in best.residents]
-        room = nbytes - Placement.of(costs, kept, found.slots).device_bytes  # a resident more makes the slots no larger
+        room = nbytes - Placement.of(costs, kept, slots).device_bytes  # a resident more makes the slots no larger
         most = len(costs) if fill else len(best.residents)
         coming = draw.sample(others, len(others))
         if prices and draw.random() < _FREE_FIRST:
             coming.sort(key=lambda index: prices[index])
-        tried = Placement.of(costs, _topped(costs, kept, room, coming, most=most), found.slots)
+        tried = Placement.of(costs, _topped(costs, kept, room, coming, most=most), slots)
         if tried.device_bytes > nbytes or (len(tried.residents) < most and not fill):
             continue
         took = _seconds(costs, tried, prices)
