@@ -115,10 +115,13 @@ class BlockRing:
         begun, self._begun = self._begun, False
         self._order.end(learn=not self._failed)
         landing, self._landing = self._landing, None
-        if begun and not self._failed and (times := self._timing) is not None:
-            self._to_time -= 1
-            times.end()
-            self.timed = times.read(self._all)
+        if begun and (times := self._timing) is not None:
+            if self._failed:
+                times.forget()
+            else:
+                self._to_time -= 1
+                times.end()
+                self.timed = times.read(self._all)
         if landing is not None and not landing.query():
             self.pool.accelerator.block_on(landing)  # copies land in order: those before it have, too
 

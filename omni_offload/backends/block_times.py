@@ -69,6 +69,11 @@ class BlockTimes:
         self._streams.add(stream.stream_id)
         self._marks.append((self._at(stream), block))
 
+    def forget(self) -> None:
+        """Drop what was noted of a pass that is not read."""
+        self._marks.clear()
+        self._copies.clear()
+
     def end(self) -> None:
         """End the pass; the host waits until the device has done it."""
         self.mark(None)
@@ -85,8 +90,7 @@ class BlockTimes:
     def read(self, blocks: Collection[int]) -> TimedPass | None:
         """Return what the pass took, and forget it; None where not all of some blocks ran, or they ran on several streams."""
         marks, copies = [*self._marks], [*self._copies]
-        self._marks.clear()
-        self._copies.clear()
+        self.forget()
         while copies and not copies[-1][-1].query():
             copies.pop()  # it is on its way for the next pass; those before it have landed
         sequence = tuple(block for _, block in marks if block is not None)
