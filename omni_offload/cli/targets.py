@@ -1,9 +1,9 @@
 """What is to be run: a registered pipeline's offline case, or a folder with a saved pipeline."""
 
+import contextlib
 import difflib
 import importlib
 import inspect
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
