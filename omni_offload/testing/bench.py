@@ -18,8 +18,9 @@ from omni_offload.plan import Treatment
 from omni_offload.testing.case import PipelineCase
 from omni_offload.testing.facts import NotRun
 from omni_offload.testing.layout import Layout, layout_of
-from omni_offload.testing.observe import Snapshot, Target, bytes_on, device_size, same_values
+from omni_offload.testing.observe import Target, bytes_on, device_size, same_values
 from omni_offload.testing.reference import Reference, Use, make_reference
+from omni_offload.testing.snapshot import Snapshot
 from omni_offload.testing.subject import Subject
 
 __all__ = ["Bench", "NotRun"]

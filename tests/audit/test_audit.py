@@ -11,7 +11,7 @@ from omni_offload import OffloadPlan, OmniOffloadMixin
 from omni_offload.errors import ComponentPathError, ContractViolation, OffloadConfigError, OffloadStateError
 from omni_offload.testing import PipelineCase, audit_pipeline
 from omni_offload.testing.audit import Declarations, Item
-from omni_offload.testing.observe import Snapshot
+from omni_offload.testing.snapshot import Snapshot
 
 WIDTH = 8
 

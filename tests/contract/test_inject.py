@@ -9,8 +9,9 @@ from torch import nn
 
 from omni_offload import HookRegistry, ModelHook
 from omni_offload.testing.inject import Faults, Injected, Interrupt, failing_registration, interrupted_at, lines_of
-from omni_offload.testing.observe import Snapshot, Target, device_size, same_values, tensors_in, watching
+from omni_offload.testing.observe import Target, device_size, same_values, tensors_in, watching
 from omni_offload.testing.runner import make_bench
+from omni_offload.testing.snapshot import Snapshot
 
 LOCK = threading.Lock()
 

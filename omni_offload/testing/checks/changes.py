@@ -11,7 +11,8 @@ from omni_offload.errors import OffloadError, OffloadStateError
 from omni_offload.testing.bench import Bench, NotRun
 from omni_offload.testing.checks.edits import edit_data
 from omni_offload.testing.checks.weights import first_weight, probes, within_uses
-from omni_offload.testing.observe import Snapshot, same_values
+from omni_offload.testing.observe import same_values
+from omni_offload.testing.snapshot import Snapshot
 
 __all__ = [
     "check_casts",

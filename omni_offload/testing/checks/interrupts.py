@@ -19,8 +19,8 @@ from omni_offload.testing.inject import (
     lines_of,
     refuse_allocation,
 )
-from omni_offload.testing.observe import Snapshot
 from omni_offload.testing.reference import floating_type
+from omni_offload.testing.snapshot import Snapshot
 
 __all__ = ["check_interrupted_call", "check_interrupted_disable", "check_interrupted_enable", "check_rollback"]
 

@@ -6,7 +6,8 @@ import torch
 
 from omni_offload.errors import OffloadStateError
 from omni_offload.testing.bench import Bench, NotRun
-from omni_offload.testing.observe import Snapshot, same_values
+from omni_offload.testing.observe import same_values
+from omni_offload.testing.snapshot import Snapshot
 
 __all__ = [
     "check_cycles",

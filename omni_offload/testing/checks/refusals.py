@@ -8,7 +8,8 @@ from omni_offload.errors import OffloadStateError
 from omni_offload.testing.bench import Bench, NotRun
 from omni_offload.testing.checks.residency import replay
 from omni_offload.testing.checks.weights import first_weight, probes
-from omni_offload.testing.observe import Snapshot, Target, copied_to, watching
+from omni_offload.testing.observe import Target, copied_to, watching
+from omni_offload.testing.snapshot import Snapshot
 
 __all__ = ["check_autograd", "check_foreign_offload", "check_stray_use", "check_to_device"]
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from omni_offload.testing.bench import Bench, NotRun, some
-from omni_offload.testing.observe import Snapshot, Target, bytes_on, copied_to, device_size, same_values, tensors_in, tensors_of
+from omni_offload.testing.observe import Target, bytes_on, copied_to, device_size, same_values, tensors_in, tensors_of
+from omni_offload.testing.snapshot import Snapshot
 
 __all__ = [
     "check_captured_methods",

@@ -13,7 +13,8 @@ import torch
 from omni_offload.errors import OffloadError
 from omni_offload.testing.bench import Bench, some
 from omni_offload.testing.checks.residency import replay
-from omni_offload.testing.observe import Snapshot, bytes_on, copied_to, same_values, tensors_in
+from omni_offload.testing.observe import bytes_on, copied_to, same_values, tensors_in
+from omni_offload.testing.snapshot import Snapshot
 
 __all__ = [
     "check_buffers",
