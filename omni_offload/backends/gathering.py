@@ -162,6 +162,9 @@ class Gathering:
         except OffloadStateError as missing:
             self.end(str(missing), failed=True)
             return OffloadStateError(f"{step}: {self.ended}; {_ADVICE}")
+        except BaseException:
+            self.end(f"what the ranks say at {step} was not heard, for an interrupt", failed=True)
+            raise
         facts = {(message.step, message.fact) for message in messages}
         if len(facts) > 1:
             counts = ", ".join(f"{self.agreement.name(r)} {m.fact.partition(',')[0]} ({m.step})" for r, m in enumerate(messages))

@@ -645,6 +645,27 @@ def test_an_interrupted_gather(make, ranks, x, monkeypatch):
     ranks.all(rank)
 
 
+def test_an_interrupted_wait_at_the_end_of_a_call(make, ranks, x):
+    """Who was interrupted while it heard the others does not know what they did, and gathers nothing with them from then on."""
+    ranks.limit = dt.timedelta(seconds=3)
+
+    def rank(index, device):
+        pipe = make()
+        backend = pipe.enable_omni_offload("layer", device=device, **GATHER)
+        pipe(x)
+        if index == 0:
+            backend._gathering.agreement._exchange = _interrupt
+            with pytest.raises(KeyboardInterrupt):
+                pipe(x)
+            _ends(pipe, "what the ranks say at the end of a call was not heard, for an interrupt")
+        else:
+            with pytest.raises(OffloadStateError, match="came to 'the end of a call' within 3 s"):
+                pipe(x)
+            _ends(pipe, "cannot be used: ")
+
+    ranks.all(rank)
+
+
 def _interrupt(*_, **__):
     raise KeyboardInterrupt
 
