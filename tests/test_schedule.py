@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from omni_offload.schedule import (
     BlockCost,
-    Placement,
     assumed_costs,
     better_residents,
     bound,

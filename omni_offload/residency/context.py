@@ -232,7 +232,7 @@ class ResidencyContext:
         return region
 
     def hold(self, nbytes: int) -> tuple[torch.Tensor, PinnedMemory | None]:
-        """Return host memory of so many zero bytes that no group lies in, and its region where it is pinned; `let_go` ends it.
+        """Return host memory (uint8, `[nbytes]`, any values) that no group lies in, and its region where it is pinned; `let_go` ends it.
 
         Raises:
             RuntimeError: The device refused to pin memory.

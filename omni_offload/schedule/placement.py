@@ -53,7 +53,7 @@ def choose_residents(
     return found
 
 
-def better_residents(
+def better_residents(  # noqa: PLR0913  (each bounds the choice)
     costs: Sequence[BlockCost], slots: int, present: Placement, *, nbytes: int | None, fill: bool, steps: int
 ) -> Placement:
     """Choose residents in the place of others. What is copied for those that come has to be made good within some steps.
@@ -183,7 +183,7 @@ def _topped(
     return kept
 
 
-def _improve(
+def _improve(  # noqa: PLR0913  (as above)
     costs: Sequence[BlockCost], slots: int, found: Placement, nbytes: int, *, fill: bool = False, prices: Sequence[float] = ()
 ) -> Placement:
     """Let a few residents leave for other blocks, all drawn at random, as long as that shortens the step, within some bytes.
