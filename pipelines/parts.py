@@ -7,7 +7,7 @@ import attrs
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
 
-__all__ = ["ENTRY_POINTS", "T5_PLAN", "TransformerParts", "with_adapter"]
+__all__ = ["ENTRY_POINTS", "T5_PLAN", "TransformerParts", "with_adapter", "with_controlnet"]
 
 T5_PLAN = OffloadPlan(
     block_attrs={"transformer": ("transformer_blocks",)},
@@ -27,10 +27,26 @@ class TransformerParts(OmniOffloadMixin):
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
+def with_controlnet(plan: OffloadPlan, controlnet: Any, *blocks: str) -> OffloadPlan:
+    """Return a plan with the blocks of a ControlNet before those of the DiT, or of each of several, the same one once.
+
+    Args:
+        plan: Without a ControlNet.
+        controlnet: The pipeline's component.
+        blocks: The containers, or single blocks, of one ControlNet, in execution order.
+    """
+    return attrs.evolve(plan, block_attrs={"controlnet": _of_each(controlnet, "nets", blocks), **plan.block_attrs})
+
+
 def with_adapter(plan: OffloadPlan, adapter: Any) -> OffloadPlan:
     """Return a plan with the blocks of a T2I-Adapter, or of each of several, the same one once."""
-    blocks: tuple[str, ...] = ("adapter.body",)
-    if hasattr(adapter, "adapters"):
-        first = {id(one): index for index, one in reversed([*enumerate(adapter.adapters)])}
-        blocks = tuple(f"adapters.{index}.adapter.body" for index in sorted(first.values()))
+    blocks = _of_each(adapter, "adapters", ("adapter.body",))
     return attrs.evolve(plan, encoder_block_attrs={**plan.encoder_block_attrs, "adapter": blocks})
+
+
+def _of_each(component: Any, parts: str, blocks: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the blocks of a component, or, where it is several of a kind, of each of these."""
+    if not hasattr(component, parts):
+        return blocks
+    first = {id(one): index for index, one in reversed([*enumerate(getattr(component, parts))])}
+    return tuple(f"{parts}.{index}.{name}" for index in sorted(first.values()) for name in blocks)

@@ -1,7 +1,6 @@
 """Amused cases: random weights, a few ten thousand parameters a component."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from diffusers import AmusedScheduler, UVit2DModel, VQModel
@@ -14,10 +13,11 @@ from pipelines.amused.pipeline_amused import (
     OmniAmusedInpaintPipeline,
     OmniAmusedPipeline,
 )
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, clip_text_encoder, ready
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.logs import DEPRECATED, keep_back
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer
 
 __all__ = ["AMUSED", "AMUSED_IMG2IMG", "AMUSED_INPAINT"]
@@ -76,18 +76,7 @@ def _pipeline(cls: type) -> Any:
     )
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "num_inference_steps": 2,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
+_inputs = functools.partial(prompted_inputs, leave_out=("height", "width"), negative_prompt="blurry")
 
 
 def _case(name: str, cls: type, seed: int, **arguments: Any) -> PipelineCase:

@@ -6,17 +6,16 @@ ControlNet and UNet alternate in every step, so that they are on the device toge
 from collections.abc import Mapping
 from typing import ClassVar
 
-import attrs
 from diffusers import (
     AnimateDiffControlNetPipeline,
     AnimateDiffSparseControlNetPipeline,
     AnimateDiffVideoToVideoControlNetPipeline,
-    MultiControlNetModel,
 )
 
 from omni_offload import OffloadPlan
 from pipelines.animatediff.parts import CONTROL_BLOCKS, AnimateDiffParts
 from pipelines.animatediff.pipeline_animatediff import ENTRY_POINTS, ENTRY_POINTS_WITH_VIDEO
+from pipelines.parts import with_controlnet
 
 __all__ = [
     "OmniAnimateDiffControlNetPipeline",
@@ -34,12 +33,7 @@ class _ControlledParts(AnimateDiffParts):
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
         plan: OffloadPlan = AnimateDiffParts._offload_plan  # noqa: SLF001  (of its own base)
-        blocks: tuple[str, ...] = CONTROL_BLOCKS
-        if isinstance(self.controlnet, MultiControlNetModel):  # type: ignore[attr-defined]  # of the pipeline behind the parts
-            nets = enumerate(self.controlnet.nets)  # type: ignore[attr-defined]
-            first = {id(net): index for index, net in reversed([*nets])}
-            blocks = tuple(f"nets.{index}.{name}" for index in sorted(first.values()) for name in CONTROL_BLOCKS)
-        return attrs.evolve(plan, block_attrs={"controlnet": blocks, **plan.block_attrs})
+        return with_controlnet(plan, self.controlnet, *CONTROL_BLOCKS)  # type: ignore[attr-defined]  # of the pipeline behind the parts
 
 
 class OmniAnimateDiffControlNetPipeline(_ControlledParts, AnimateDiffControlNetPipeline):

@@ -9,9 +9,10 @@ from diffusers import ChromaTransformer2DModel, FlowMatchEulerDiscreteScheduler
 
 from omni_offload.testing import PipelineCase
 from pipelines.chroma.pipeline_chroma import OmniChromaImg2ImgPipeline, OmniChromaInpaintPipeline, OmniChromaPipeline
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, ready, t5_encoder
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import t5_tokenizer
 
 __all__ = ["CHROMA", "CHROMA_IMG2IMG", "CHROMA_INPAINT"]
@@ -58,23 +59,7 @@ def _making(cls: type, seed: int, transformer: Callable[[], Any] = _transformer)
     return functools.partial(seeded_pipeline, seed, functools.partial(_pipeline, cls, transformer))
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "height": 32,
-            "width": 32,
-            "num_inference_steps": 2,
-            "guidance_scale": 3.0,
-            "max_sequence_length": 32,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, negative_prompt="blurry", guidance_scale=3.0, max_sequence_length=32)
 
 CHROMA = PipelineCase(name="chroma", make_pipeline=_making(OmniChromaPipeline, 35), make_inputs=_inputs(), outputs=as_tensors)
 """Text to image with guidance: the DiT runs twice a step."""

@@ -13,10 +13,11 @@ from diffusers import (
 
 from omni_offload.testing import PipelineCase
 from pipelines.cogview4.pipeline_cogview import OmniCogView3PlusPipeline, OmniCogView4ControlPipeline, OmniCogView4Pipeline
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import SPREAD_IN_FLOAT64, TEXT_WIDTH, autoencoder_kl, ready, t5_encoder, without_spread
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.language import glm_encoder
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import qwen_tokenizer, t5_tokenizer
 
 __all__ = ["COGVIEW3_PLUS", "COGVIEW4", "COGVIEW4_CONTROL"]
@@ -61,22 +62,7 @@ def _making(seed: int, make: Callable[..., Any], *arguments: Any, **settings: An
     return functools.partial(seeded_pipeline, seed, functools.partial(make, *arguments, **settings))
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "height": 64,
-            "width": 64,
-            "num_inference_steps": 2,
-            "max_sequence_length": 32,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, negative_prompt="blurry", height=64, width=64, max_sequence_length=32)
 
 COGVIEW4 = PipelineCase(
     name="cogview4", make_pipeline=_making(40, _cogview4, OmniCogView4Pipeline), make_inputs=_inputs(), outputs=as_tensors

@@ -25,9 +25,10 @@ from pipelines.flux.pipeline_flux import (
     OmniFluxPipeline,
 )
 from pipelines.flux.pipeline_redux import OmniFluxPriorReduxPipeline
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready, t5_encoder
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer, t5_tokenizer
 
 __all__ = [
@@ -130,22 +131,7 @@ def _redux() -> Any:
     )
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "height": 32,
-            "width": 32,
-            "num_inference_steps": 2,
-            "guidance_scale": 3.5,
-            "max_sequence_length": 32,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, guidance_scale=3.5, max_sequence_length=32)
 
 FLUX = PipelineCase(
     name="flux",

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import attrs
-from diffusers import FluxControlNetImg2ImgPipeline, FluxControlNetInpaintPipeline, FluxControlNetPipeline, FluxMultiControlNetModel
+from diffusers import FluxControlNetImg2ImgPipeline, FluxControlNetInpaintPipeline, FluxControlNetPipeline
 
 from omni_offload import OffloadPlan
 from pipelines.flux.parts import BLOCKS, ENCODERS, ENTRY_POINTS, PLAN, FluxTextParts
+from pipelines.parts import with_controlnet
 
 __all__ = ["OmniFluxControlNetImg2ImgPipeline", "OmniFluxControlNetInpaintPipeline", "OmniFluxControlNetPipeline"]
 
@@ -26,11 +26,7 @@ class _ControlNetParts(FluxTextParts):
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
-        blocks = BLOCKS
-        if isinstance(self.controlnet, FluxMultiControlNetModel):
-            first = {id(net): index for index, net in reversed([*enumerate(self.controlnet.nets)])}
-            blocks = tuple(f"nets.{index}.{name}" for index in sorted(first.values()) for name in BLOCKS)
-        return attrs.evolve(PLAN, block_attrs={"controlnet": blocks, **PLAN.block_attrs})
+        return with_controlnet(PLAN, self.controlnet, *BLOCKS)
 
 
 class OmniFluxControlNetPipeline(_ControlNetParts, FluxControlNetPipeline):

@@ -13,10 +13,11 @@ from pipelines.flux2.pipeline_flux2 import (
     OmniFlux2KleinPipeline,
     OmniFlux2Pipeline,
 )
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, ready
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.language import mistral3_encoder, qwen3_encoder
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import qwen_tokenizer
 
 __all__ = ["FLUX2", "FLUX2_KLEIN", "FLUX2_KLEIN_EDIT", "FLUX2_KLEIN_INPAINT", "FLUX2_KLEIN_KV"]
@@ -90,22 +91,7 @@ def _picture() -> Any:
     return picture(width=64, height=64)
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "height": 32,
-            "width": 32,
-            "num_inference_steps": 2,
-            "max_sequence_length": 64,
-            "text_encoder_out_layers": _TEXT_LAYERS,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, max_sequence_length=64, text_encoder_out_layers=_TEXT_LAYERS)
 
 FLUX2 = PipelineCase(name="flux2", make_pipeline=_flux2(30), make_inputs=_inputs(), outputs=as_tensors)
 """Text to image."""

@@ -15,9 +15,10 @@ from pipelines.hunyuan_dit.pipeline_hunyuan_dit import (
     OmniHunyuanDiTPAGPipeline,
     OmniHunyuanDiTPipeline,
 )
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, ready, t5_encoder, without_spread
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import t5_tokenizer
 
 __all__ = ["HUNYUAN_DIT", "HUNYUAN_DIT_CONTROLNET", "HUNYUAN_DIT_PAG"]
@@ -96,21 +97,7 @@ def _pipeline(cls: type, parts: dict[str, Callable[[], Any]]) -> Any:
     )
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "height": 32,
-            "width": 32,
-            "num_inference_steps": 2,
-            "use_resolution_binning": False,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
+_inputs = functools.partial(prompted_inputs, negative_prompt="blurry", use_resolution_binning=False)
 
 
 def _case(name: str, cls: type, seed: int, arguments: dict[str, Any], **parts: Callable[[], Any]) -> PipelineCase:

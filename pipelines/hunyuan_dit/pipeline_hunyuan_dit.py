@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-import attrs
 from diffusers import HunyuanDiTControlNetPipeline, HunyuanDiTPAGPipeline, HunyuanDiTPipeline
-from diffusers.models import HunyuanDiT2DMultiControlNetModel
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
 from pipelines.attention import keeping_attention
+from pipelines.parts import with_controlnet
 
 __all__ = ["OmniHunyuanDiTControlNetPipeline", "OmniHunyuanDiTPAGPipeline", "OmniHunyuanDiTPipeline"]
 
@@ -56,8 +55,4 @@ class OmniHunyuanDiTControlNetPipeline(_HunyuanDiTParts, HunyuanDiTControlNetPip
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
-        blocks: tuple[str, ...] = (_BLOCKS,)
-        if isinstance(self.controlnet, HunyuanDiT2DMultiControlNetModel):
-            first = {id(net): index for index, net in reversed([*enumerate(self.controlnet.nets)])}
-            blocks = tuple(f"nets.{index}.{_BLOCKS}" for index in sorted(first.values()))
-        return attrs.evolve(_PLAN, block_attrs={"controlnet": blocks, **_PLAN.block_attrs})
+        return with_controlnet(_PLAN, self.controlnet, _BLOCKS)

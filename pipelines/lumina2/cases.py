@@ -8,10 +8,11 @@ from diffusers import FlowMatchEulerDiscreteScheduler, Lumina2Transformer2DModel
 
 from omni_offload.testing import PipelineCase
 from pipelines.lumina2.pipeline_lumina import OmniLumina2Pipeline, OmniLuminaPipeline
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, ready
 from pipelines.tiny.inputs import as_tensors
 from pipelines.tiny.language import gemma2_encoder
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import gemma_tokenizer
 
 __all__ = ["LUMINA", "LUMINA2"]
@@ -71,22 +72,7 @@ def _making(cls: type, seed: int, transformer: Callable[[], Any]) -> Callable[[]
     return functools.partial(seeded_pipeline, seed, functools.partial(_pipeline, cls, transformer))
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "height": 64,
-            "width": 64,
-            "num_inference_steps": 2,
-            "max_sequence_length": 32,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, negative_prompt="blurry", height=64, width=64, max_sequence_length=32)
 
 LUMINA2 = PipelineCase(
     name="lumina2",

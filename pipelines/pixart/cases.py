@@ -1,7 +1,6 @@
 """PixArt cases: random weights, a few ten thousand parameters a component."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from diffusers import DDIMScheduler, PixArtTransformer2DModel
@@ -12,9 +11,10 @@ from pipelines.pixart.pipeline_pixart import (
     OmniPixArtSigmaPAGPipeline,
     OmniPixArtSigmaPipeline,
 )
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, ready, t5_encoder
 from pipelines.tiny.inputs import as_tensors
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import t5_tokenizer
 
 __all__ = ["ALPHA", "SIGMA", "SIGMA_PAG"]
@@ -48,23 +48,9 @@ def _pipeline(cls: type) -> Any:
     )
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "height": 32,
-            "width": 32,
-            "num_inference_steps": 2,
-            "max_sequence_length": 32,
-            "use_resolution_binning": False,
-            "clean_caption": False,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
+_inputs = functools.partial(
+    prompted_inputs, negative_prompt="blurry", max_sequence_length=32, use_resolution_binning=False, clean_caption=False
+)
 
 
 def _case(name: str, cls: type, seed: int, **arguments: Any) -> PipelineCase:

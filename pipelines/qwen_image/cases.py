@@ -26,10 +26,11 @@ from pipelines.qwen_image.pipeline_qwen_image import (
     OmniQwenImageInpaintPipeline,
     OmniQwenImagePipeline,
 )
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import SPREAD_IN_FLOAT64, TEXT_WIDTH, ready, without_spread
 from pipelines.tiny.inputs import as_tensors, miniature, picture
 from pipelines.tiny.language import qwen25_vl_encoder, qwen25_vl_processor
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import qwen_tokenizer
 
 __all__ = [
@@ -108,20 +109,7 @@ def _small(cls: type, seed: int, **parts: Callable[[], Any]) -> Callable[[], Any
     return _making(cls, seed, **{**smaller, **parts})
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "true_cfg_scale": 1.0,
-            "num_inference_steps": 2,
-            "max_sequence_length": 256,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, leave_out=("height", "width"), true_cfg_scale=1.0, max_sequence_length=256)
 
 _POSITIONS_STAY = {"check_release": "outside of calls upstream's cache of positions, which belongs to no object, stays on the device"}
 

@@ -3,10 +3,10 @@
 import functools
 from typing import Any, ClassVar
 
-import attrs
-from diffusers import QwenImageControlNetInpaintPipeline, QwenImageControlNetPipeline, QwenImageMultiControlNetModel
+from diffusers import QwenImageControlNetInpaintPipeline, QwenImageControlNetPipeline
 
 from omni_offload import OffloadPlan
+from pipelines.parts import with_controlnet
 from pipelines.qwen_image.parts import BLOCKS, PLAN, QwenImageParts, letting_go
 
 __all__ = ["OmniQwenImageControlNetInpaintPipeline", "OmniQwenImageControlNetPipeline"]
@@ -26,11 +26,7 @@ class _ControlNetParts(QwenImageParts):
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
-        blocks = BLOCKS
-        if isinstance(self.controlnet, QwenImageMultiControlNetModel):
-            first = {id(net): index for index, net in reversed([*enumerate(self.controlnet.nets)])}
-            blocks = tuple(f"nets.{index}.{name}" for index in sorted(first.values()) for name in BLOCKS)
-        return attrs.evolve(PLAN, block_attrs={"controlnet": blocks, **PLAN.block_attrs})
+        return with_controlnet(PLAN, self.controlnet, *BLOCKS)
 
 
 class OmniQwenImageControlNetPipeline(_ControlNetParts, QwenImageControlNetPipeline):

@@ -20,10 +20,11 @@ from pipelines.sana.pipeline_sana import (
     OmniSanaSprintImg2ImgPipeline,
     OmniSanaSprintPipeline,
 )
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, ready
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.language import gemma2_encoder
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import gemma_tokenizer
 
 __all__ = ["SANA", "SANA_CONTROLNET", "SANA_PAG", "SANA_SPRINT", "SANA_SPRINT_IMG2IMG"]
@@ -86,22 +87,7 @@ def _pipeline(cls: type, parts: dict[str, Callable[[], Any]]) -> Any:
     return cls(tokenizer=gemma_tokenizer(), text_encoder=gemma2_encoder(layers=2), vae=_vae(), **made)
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "height": 32,
-            "width": 32,
-            "num_inference_steps": 2,
-            "max_sequence_length": 16,
-            "complex_human_instruction": None,
-            "use_resolution_binning": False,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
+_inputs = functools.partial(prompted_inputs, max_sequence_length=16, complex_human_instruction=None, use_resolution_binning=False)
 
 
 def _case(name: str, cls: type, seed: int, arguments: dict[str, Any], **parts: Callable[[], Any]) -> PipelineCase:

@@ -14,9 +14,10 @@ from pipelines.sd3.pipeline_sd3 import (
     OmniStableDiffusion3InpaintPipeline,
     OmniStableDiffusion3Pipeline,
 )
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import SPREAD_IN_FLOAT64, TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready, t5_encoder, without_spread
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer, t5_tokenizer
 
 __all__ = [
@@ -94,23 +95,7 @@ def _vae_without_spread() -> Any:
     return without_spread(_vae())
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "height": 32,
-            "width": 32,
-            "num_inference_steps": 2,
-            "guidance_scale": 5.0,
-            "max_sequence_length": 32,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, negative_prompt="blurry", guidance_scale=5.0, max_sequence_length=32)
 
 SD3 = PipelineCase(name="sd3", make_pipeline=_making(OmniStableDiffusion3Pipeline, 20, layers=3), make_inputs=_inputs(), outputs=as_tensors)
 """Text to image with guidance: three encoders, of two layers each, and three blocks."""

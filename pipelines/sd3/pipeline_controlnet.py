@@ -2,15 +2,13 @@
 
 from typing import Any, ClassVar
 
-import attrs
-from diffusers import SD3MultiControlNetModel, StableDiffusion3ControlNetInpaintingPipeline, StableDiffusion3ControlNetPipeline
+from diffusers import StableDiffusion3ControlNetInpaintingPipeline, StableDiffusion3ControlNetPipeline
 
 from omni_offload import OffloadPlan
+from pipelines.parts import with_controlnet
 from pipelines.sd3.parts import PLAN, StableDiffusion3Parts
 
 __all__ = ["OmniStableDiffusion3ControlNetInpaintingPipeline", "OmniStableDiffusion3ControlNetPipeline"]
-
-_CONTROL_BLOCKS = ("transformer_blocks",)
 
 
 class _ControlNetParts(StableDiffusion3Parts):
@@ -27,11 +25,7 @@ class _ControlNetParts(StableDiffusion3Parts):
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
-        blocks: tuple[str, ...] = _CONTROL_BLOCKS
-        if isinstance(self.controlnet, SD3MultiControlNetModel):
-            first = {id(net): index for index, net in reversed([*enumerate(self.controlnet.nets)])}
-            blocks = tuple(f"nets.{index}.{name}" for index in sorted(first.values()) for name in _CONTROL_BLOCKS)
-        return attrs.evolve(PLAN, block_attrs={"controlnet": blocks, **PLAN.block_attrs})
+        return with_controlnet(PLAN, self.controlnet, "transformer_blocks")
 
 
 class OmniStableDiffusion3ControlNetPipeline(_ControlNetParts, StableDiffusion3ControlNetPipeline):

@@ -30,10 +30,11 @@ from pipelines.sdxl.pipeline_sdxl import (
     OmniStableDiffusionXLInstructPix2PixPipeline,
     OmniStableDiffusionXLPipeline,
 )
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_text_encoder, ready
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.logs import NOTHING_IN_FLOAT32, keep_back
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer
 from pipelines.tiny.unets import control_net, control_net_union, unet_2d
 
@@ -116,19 +117,7 @@ def _pipeline(cls: type, dtype: torch.dtype, **parts: Callable[[], Any]) -> Any:
     return pipeline
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "num_inference_steps": 2,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, leave_out=("height", "width"), negative_prompt="blurry")
 
 TEXT_TO_IMAGE = PipelineCase(
     name="sdxl",

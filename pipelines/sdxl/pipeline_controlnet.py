@@ -2,9 +2,7 @@
 
 from typing import Any, ClassVar
 
-import attrs
 from diffusers import (
-    MultiControlNetModel,
     StableDiffusionXLControlNetImg2ImgPipeline,
     StableDiffusionXLControlNetInpaintPipeline,
     StableDiffusionXLControlNetPAGImg2ImgPipeline,
@@ -14,10 +12,10 @@ from diffusers import (
     StableDiffusionXLControlNetUnionInpaintPipeline,
     StableDiffusionXLControlNetUnionPipeline,
 )
-from diffusers.models.controlnets import MultiControlNetUnionModel
 
 from omni_offload import OffloadPlan
 from pipelines.attention import keeping_attention
+from pipelines.parts import with_controlnet
 from pipelines.sdxl.parts import ENCODERS, PLAN, StableDiffusionXLParts, casting_back
 
 __all__ = [
@@ -49,11 +47,7 @@ class _ControlNetParts(StableDiffusionXLParts):
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
-        blocks: tuple[str, ...] = _CONTROL_BLOCKS
-        if isinstance(self.controlnet, MultiControlNetModel | MultiControlNetUnionModel):
-            first = {id(net): index for index, net in reversed([*enumerate(self.controlnet.nets)])}
-            blocks = tuple(f"nets.{index}.{name}" for index in sorted(first.values()) for name in _CONTROL_BLOCKS)
-        return attrs.evolve(PLAN, block_attrs={"controlnet": blocks, **PLAN.block_attrs})
+        return with_controlnet(PLAN, self.controlnet, *_CONTROL_BLOCKS)
 
 
 class OmniStableDiffusionXLControlNetPipeline(_ControlNetParts, StableDiffusionXLControlNetPipeline):

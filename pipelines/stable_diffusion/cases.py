@@ -1,5 +1,6 @@
 """Stable Diffusion cases: random weights, less than a hundred thousand parameters a component, pictures of 16 x 16 pixels."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,11 @@ from pipelines.stable_diffusion.pipeline_stable_diffusion import (
     OmniStableDiffusionPipeline,
 )
 from pipelines.stable_diffusion.tiny_parts import make_pipeline
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, clip_image_processor, clip_vision_encoder, ready
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.logs import NOTHING_IN_FLOAT32, keep_back
-from pipelines.tiny.seeding import generator, seeded, seeded_pipeline
+from pipelines.tiny.seeding import seeded, seeded_pipeline
 from pipelines.tiny.tokenizers import CLIP_BOS, CLIP_EOS, CLIP_VOCABULARY_SIZE
 from pipelines.tiny.unets import control_net, ip_adapter, unet_2d
 
@@ -98,18 +100,7 @@ def _make_tiny_autoencoder() -> Any:
     return _pipeline(OmniStableDiffusionPipeline, 18, vae=_tiny_autoencoder)
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "num_inference_steps": 2,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
+_inputs = functools.partial(prompted_inputs, leave_out=("height", "width"), negative_prompt="blurry")
 
 
 def _images_and_findings(result: Any) -> list[torch.Tensor]:

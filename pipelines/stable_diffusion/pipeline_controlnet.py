@@ -2,9 +2,7 @@
 
 from typing import ClassVar
 
-import attrs
 from diffusers import (
-    MultiControlNetModel,
     StableDiffusionControlNetImg2ImgPipeline,
     StableDiffusionControlNetInpaintPipeline,
     StableDiffusionControlNetPAGInpaintPipeline,
@@ -14,6 +12,7 @@ from diffusers import (
 
 from omni_offload import OffloadPlan
 from pipelines.attention import keeping_attention
+from pipelines.parts import with_controlnet
 from pipelines.stable_diffusion.parts import PLAN, StableDiffusionParts
 
 __all__ = [
@@ -39,12 +38,7 @@ class _ControlNetParts(StableDiffusionParts):
 
     @property
     def _offload_plan(self) -> OffloadPlan:  # type: ignore[override]  # the number of ControlNets is the instance's
-        controlnet = self.controlnet  # type: ignore[attr-defined]  # of the pipeline behind the parts
-        blocks: tuple[str, ...] = _CONTROL_BLOCKS
-        if isinstance(controlnet, MultiControlNetModel):
-            first = {id(net): index for index, net in reversed([*enumerate(controlnet.nets)])}
-            blocks = tuple(f"nets.{index}.{name}" for index in sorted(first.values()) for name in _CONTROL_BLOCKS)
-        return attrs.evolve(PLAN, block_attrs={"controlnet": blocks, **PLAN.block_attrs})
+        return with_controlnet(PLAN, self.controlnet, *_CONTROL_BLOCKS)  # type: ignore[attr-defined]  # of the pipeline behind the parts
 
 
 class OmniStableDiffusionControlNetPipeline(_ControlNetParts, StableDiffusionControlNetPipeline):

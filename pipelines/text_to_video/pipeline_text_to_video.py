@@ -41,6 +41,6 @@ class OmniI2VGenXLPipeline(StableDiffusionParts, I2VGenXLPipeline):
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
     @functools.wraps(I2VGenXLPipeline.encode_prompt)
-    def encode_prompt(self, *args: Any, **kwargs: Any) -> Any:
+    def encode_prompt(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # upstream's takes other arguments
         """Encode prompts, as all parts do, with the arguments of this pipeline."""
         return super().encode_prompt(*args, **kwargs)

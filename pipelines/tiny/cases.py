@@ -10,7 +10,7 @@ from omni_offload.testing import PipelineCase
 from pipelines.tiny.inputs import as_tensors
 from pipelines.tiny.seeding import generator, seeded_pipeline
 
-__all__ = ["prompted_case"]
+__all__ = ["prompted_case", "prompted_inputs"]
 
 
 def prompted_case(
@@ -32,6 +32,22 @@ def prompted_case(
         leave_out: Which of the usual arguments the pipeline does not take.
         arguments: Further arguments of a call, or others in place of the usual ones; the same objects in every call.
     """
+    return PipelineCase(
+        name=name,
+        make_pipeline=functools.partial(seeded_pipeline, seed, make_pipeline),
+        make_inputs=prompted_inputs(leave_out=leave_out, **arguments),
+        outputs=outputs,
+    )
+
+
+def prompted_inputs(*, leave_out: Iterable[str] = (), **arguments: Any) -> Callable[[Any], dict[str, Any]]:
+    """Return what makes the arguments of a call with a prompt: two steps, 32 x 32 pixels, tensors as output.
+
+    Args:
+        leave_out: Which of the usual arguments the pipeline does not take.
+        arguments: Further arguments, or others in place of the usual ones; the same objects in every call.
+    """
+    left_out = frozenset(leave_out)
 
     def make_inputs(_pipeline: Any) -> dict[str, Any]:
         usual = {
@@ -42,11 +58,6 @@ def prompted_case(
             "output_type": "pt",
             "generator": generator(),
         }
-        return {**{key: value for key, value in usual.items() if key not in set(leave_out)}, **arguments}
+        return {**{key: value for key, value in usual.items() if key not in left_out}, **arguments}
 
-    return PipelineCase(
-        name=name,
-        make_pipeline=functools.partial(seeded_pipeline, seed, make_pipeline),
-        make_inputs=make_inputs,
-        outputs=outputs,
-    )
+    return make_inputs

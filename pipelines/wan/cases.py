@@ -1,12 +1,12 @@
 """Wan cases: random weights, one or two hundred thousand parameters, five frames of 32 x 32 pixels."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
 from omni_offload.testing import PipelineCase
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import (
     TEXT_WIDTH,
     clip_image_processor,
@@ -14,7 +14,7 @@ from pipelines.tiny.components import (
     umt5_encoder,
 )
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import t5_tokenizer
 from pipelines.tiny.videos import WAN_LATENT_CHANNELS, autoencoder_wan, wan_transformer
 from pipelines.wan.pipeline_wan import OmniWanPipeline
@@ -81,23 +81,7 @@ def _wan_2_2_i2v() -> OmniWanImageToVideoPipeline:
     )
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "height": 32,
-            "width": 32,
-            "num_frames": 5,
-            "num_inference_steps": 2,
-            "max_sequence_length": 32,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, negative_prompt="blurry", num_frames=5, max_sequence_length=32)
 
 WAN_2_1 = PipelineCase(
     name="wan_2_1", make_pipeline=functools.partial(seeded_pipeline, 1, _wan_2_1), make_inputs=_inputs(), outputs=as_tensors

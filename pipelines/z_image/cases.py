@@ -7,10 +7,11 @@ from typing import Any
 from diffusers import FlowMatchEulerDiscreteScheduler, ZImageTransformer2DModel
 
 from omni_offload.testing import PipelineCase
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, ready
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.language import qwen3_encoder
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import qwen_tokenizer
 from pipelines.z_image.pipeline_z_image import OmniZImageImg2ImgPipeline, OmniZImageInpaintPipeline, OmniZImagePipeline
 
@@ -51,23 +52,7 @@ def _making(cls: type, seed: int) -> Callable[[], Any]:
     return functools.partial(seeded_pipeline, seed, functools.partial(_pipeline, cls))
 
 
-def _inputs(**arguments: Any) -> Callable[[Any], dict[str, Any]]:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "height": 32,
-            "width": 32,
-            "num_inference_steps": 2,
-            "guidance_scale": 3.0,
-            "max_sequence_length": 64,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
-
-    return make_inputs
-
+_inputs = functools.partial(prompted_inputs, negative_prompt="blurry", guidance_scale=3.0, max_sequence_length=64)
 
 Z_IMAGE = PipelineCase(
     name="z_image", make_pipeline=_making(OmniZImagePipeline, 44), make_inputs=_inputs(), outputs=as_tensors, expected_failures=_TABLE_STAYS
