@@ -7,26 +7,17 @@ follow one another whatever nests, fails or is interrupted. Marks are events: no
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 import attrs
 import torch
 
-from omni_offload.accelerator import Accelerator, DeviceClock
+from omni_offload.accelerator import Accelerator, DeviceClock, Meter
 from omni_offload.errors import OffloadStateError
 from omni_offload.trace.recording import HeldBytes, Lane, Recording, Span
 
-__all__ = ["Meter", "Recorder", "recording_of"]
+__all__ = ["Recorder", "recording_of"]
 
 Moment = torch.Event | float
-
-
-class Meter(Protocol):
-    """Counts device bytes."""
-
-    @property
-    def current(self) -> int:
-        """Bytes held now."""
 
 
 @attrs.frozen

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from omni_offload import accelerator as module
 from omni_offload.accelerator import Accelerator, PinnedMemory, host_memory_limit, resolve_device, unsupported_reason
+from omni_offload.accelerator import pinned as module
 from omni_offload.errors import OffloadStateError
 from omni_offload.testing import sim
 

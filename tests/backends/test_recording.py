@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from omni_offload import ModuleResidency, OffloadPlan, accelerator
-from omni_offload.accelerator import Accelerator
+from omni_offload import ModuleResidency, OffloadPlan
+from omni_offload.accelerator import Accelerator, clock
 from omni_offload.errors import OffloadStateError
 from omni_offload.testing import sim
 from omni_offload.trace import Lane, Recorder, Recording
@@ -194,8 +194,8 @@ def test_recording_changes_nothing(make, device, x, mode):
 def test_without_a_recording_no_moment_is_noted(make, device, x, mode, monkeypatch):
     """A recording off costs no event: none is made before it begins, nor after it ends."""
     pipe, made = make(), []
-    event = accelerator._timing_event
-    monkeypatch.setattr(accelerator, "_timing_event", lambda *at: (made.append(at), event(*at))[1])
+    event = clock._timing_event
+    monkeypatch.setattr(clock, "_timing_event", lambda *at: (made.append(at), event(*at))[1])
     with pipe.enable_omni_offload(mode, device=device) as backend, torch.no_grad():
         pipe(x)
         assert made == []
@@ -306,7 +306,7 @@ def test_a_device_without_timing_is_recorded_by_the_hosts_clock_and_says_so(make
     def refuse(*_):
         raise NotImplementedError("no such event")
 
-    monkeypatch.setattr(accelerator, "_timing_event", refuse)
+    monkeypatch.setattr(clock, "_timing_event", refuse)
     recording, *_ = _recorded(make(), x, "layer", device)
     told = "the host's clock, which tells when things were queued, not when they ran: sim:0 cannot time events"
     assert recording.clock.startswith(told)

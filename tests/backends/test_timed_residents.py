@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from omni_offload import OffloadPlan, accelerator
+from omni_offload import OffloadPlan
+from omni_offload.accelerator import clock
 from omni_offload.backends import residents
 from omni_offload.backends.block_times import TimedPass
 from omni_offload.backends.residents import ResidentChoice
@@ -148,8 +149,8 @@ def test_what_stays_where_it_is_is_not_copied_again(make, device, keys):
 def test_afterwards_nothing_is_timed_and_nothing_allocated(make, device, keys, monkeypatch):
     """In steady state no moment is noted, no memory is taken, and the residents stay, in later calls too."""
     pipe, made = make(), []
-    event = accelerator._timing_event
-    monkeypatch.setattr(accelerator, "_timing_event", lambda *at: (made.append(at), event(*at))[1])
+    event = clock._timing_event
+    monkeypatch.setattr(clock, "_timing_event", lambda *at: (made.append(at), event(*at))[1])
     with pipe.enable_omni_offload("layer", device=device, keep_between_calls=True, **keys) as backend, torch.no_grad():
         x = torch.ones(8, device=device)
         for _ in range(3):
@@ -245,7 +246,7 @@ def test_a_device_that_cannot_time_events(make, device, keys, monkeypatch):
     def refuse(*_):
         raise NotImplementedError("no such event")
 
-    monkeypatch.setattr(accelerator, "_timing_event", refuse)
+    monkeypatch.setattr(clock, "_timing_event", refuse)
     pipe = make()
     with pipe.enable_omni_offload("layer", device=device, **keys) as backend, torch.no_grad():
         before = kept(backend)

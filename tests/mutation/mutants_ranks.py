@@ -9,7 +9,7 @@ _GATHERED = "tests/backends/test_gathered.py::"
 RANKS = (
     Mutant(
         "gather-before-the-copy",
-        "accelerator.py",
+        "accelerator/streams.py",
         "        self.gather_stream.wait_event(self.record_copies())\n",
         "",
         "a rank's piece is gathered before it is in the slot",

@@ -5,7 +5,7 @@ from mutant import Mutant
 RESIDENCY = (
     Mutant(
         "device-index-dropped",
-        "accelerator.py",
+        "accelerator/support.py",
         "index = torch.accelerator.current_device_index() if found.index is None else found.index",
         "index = torch.accelerator.current_device_index()",
         "the device's index is lost: sim:1 becomes the current device",
@@ -13,7 +13,7 @@ RESIDENCY = (
     ),
     Mutant(
         "copy-on-the-callers-stream",
-        "accelerator.py",
+        "accelerator/streams.py",
         "with self.copy_stream:\n            target.copy_",
         "if True:\n            target.copy_",
         "copies go to the caller's stream, where they wait for its kernels",
@@ -21,7 +21,7 @@ RESIDENCY = (
     ),
     Mutant(
         "wait-for-readers-dropped",
-        "accelerator.py",
+        "accelerator/streams.py",
         "self.copy_stream.wait_event(event)",
         "_ = event",
         "the copy stream waits for no reader",
@@ -29,7 +29,7 @@ RESIDENCY = (
     ),
     Mutant(
         "rounding-of-pinned-memory-not-charged",
-        "accelerator.py",
+        "accelerator/pinned.py",
         "else 1 << (nbytes - 1).bit_length()",
         "else nbytes",
         "a budget of pinned bytes does not count what the allocator rounds up",
@@ -37,7 +37,7 @@ RESIDENCY = (
     ),
     Mutant(
         "pages-stay-locked",
-        "accelerator.py",
+        "accelerator/pinned.py",
         "            _unregister(self._accelerator, self._registrar, self.raw.data_ptr())\n",
         "",
         "unpin forgets the region without unlocking its pages",
@@ -45,7 +45,7 @@ RESIDENCY = (
     ),
     Mutant(
         "largest-limit-of-host-memory",
-        "accelerator.py",
+        "accelerator/pinned.py",
         "return min(limits, default=None)",
         "return max(limits, default=None)",
         "the machine's memory counts, not the container's limit",

@@ -14,7 +14,7 @@ from mutants import CONTROLS, MUTANTS, Mutant
 FOLDER = Path(__file__).parent
 #: Each part of the core.
 PACKAGES = (
-    "accelerator.py",
+    "accelerator",
     "backends",
     "cleanup.py",
     "config",

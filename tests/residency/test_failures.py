@@ -12,7 +12,7 @@ import omni_offload
 from omni_offload import ModuleResidency
 from omni_offload.testing import sim
 
-WATCHED = [str(Path(omni_offload.__file__).parent / name) for name in ("residency", "accelerator.py", "cleanup.py")]
+WATCHED = [str(Path(omni_offload.__file__).parent / name) for name in ("residency", "accelerator", "cleanup.py")]
 WATCHED += [str(Path(name).resolve()) for name in WATCHED]
 
 
