@@ -1,8 +1,8 @@
 """What all Qwen-Image pipelines are made of, and how they let go of what upstream caches for a device."""
 
+import functools
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedLayer3DRope, QwenEmbedRope
@@ -31,21 +31,28 @@ class QwenImageParts(TransformerParts):
     _offload_plan: ClassVar[OffloadPlan] = PLAN
 
 
-@contextmanager
-def letting_go(vae: Any) -> Iterator[None]:
-    """Run a call with no positions from before, and leave none behind; nor, after an error, frames in the VAE.
+def letting_go(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `__call__` that uses no positions from before, and leaves none behind; nor, after an error, frames in the VAE.
 
     Upstream keeps the DiT's rotary frequencies per device, for ever. While the DiT is on the device, its own tensors are
     what `.to(device)` returns and what is kept; once it is back on the host, a resident run would be handed these.
+
+    Args:
+        function: The `__call__` that it stands for, with its signature.
     """
-    forget_positions()
-    try:
-        yield
-    except BaseException:
-        vae.clear_cache()
-        raise
-    finally:
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         forget_positions()
+        try:
+            return function(self, *args, **kwargs)
+        except BaseException:
+            self.vae.clear_cache()
+            raise
+        finally:
+            forget_positions()
+
+    return call
 
 
 def forget_positions() -> None:

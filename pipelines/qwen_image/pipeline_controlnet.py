@@ -1,6 +1,5 @@
 """Qwen-Image pipelines with ControlNets that own their offloading: from text, and into a masked picture."""
 
-import functools
 from typing import Any, ClassVar
 
 from diffusers import QwenImageControlNetInpaintPipeline, QwenImageControlNetPipeline
@@ -32,18 +31,10 @@ class _ControlNetParts(QwenImageParts):
 class OmniQwenImageControlNetPipeline(_ControlNetParts, QwenImageControlNetPipeline):
     """`QwenImageControlNetPipeline` that owns its offloading, with one ControlNet or several."""
 
-    @functools.wraps(QwenImageControlNetPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline, and let go of what it cached."""
-        with letting_go(self.vae):
-            return super().__call__(*args, **kwargs)
+    __call__ = letting_go(QwenImageControlNetPipeline.__call__)
 
 
 class OmniQwenImageControlNetInpaintPipeline(_ControlNetParts, QwenImageControlNetInpaintPipeline):
     """`QwenImageControlNetInpaintPipeline` that owns its offloading."""
 
-    @functools.wraps(QwenImageControlNetInpaintPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline, and let go of what it cached."""
-        with letting_go(self.vae):
-            return super().__call__(*args, **kwargs)
+    __call__ = letting_go(QwenImageControlNetInpaintPipeline.__call__)

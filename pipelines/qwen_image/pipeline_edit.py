@@ -1,8 +1,7 @@
 """Qwen-Image pipelines that edit pictures, and own their offloading."""
 
-import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from diffusers import QwenImageEditInpaintPipeline, QwenImageEditPipeline, QwenImageEditPlusPipeline, QwenImageLayeredPipeline
 
@@ -14,31 +13,19 @@ __all__ = ["OmniQwenImageEditInpaintPipeline", "OmniQwenImageEditPipeline", "Omn
 class OmniQwenImageEditPipeline(QwenImageParts, QwenImageEditPipeline):
     """`QwenImageEditPipeline` that owns its offloading; text encoder and VAE see the picture before the DiT runs."""
 
-    @functools.wraps(QwenImageEditPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline, and let go of what it cached."""
-        with letting_go(self.vae):
-            return super().__call__(*args, **kwargs)
+    __call__ = letting_go(QwenImageEditPipeline.__call__)
 
 
 class OmniQwenImageEditPlusPipeline(QwenImageParts, QwenImageEditPlusPipeline):
     """`QwenImageEditPlusPipeline` that owns its offloading; text encoder and VAE see the pictures before the DiT runs."""
 
-    @functools.wraps(QwenImageEditPlusPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline, and let go of what it cached."""
-        with letting_go(self.vae):
-            return super().__call__(*args, **kwargs)
+    __call__ = letting_go(QwenImageEditPlusPipeline.__call__)
 
 
 class OmniQwenImageEditInpaintPipeline(QwenImageParts, QwenImageEditInpaintPipeline):
     """`QwenImageEditInpaintPipeline` that owns its offloading; text encoder and VAE see the picture before the DiT runs."""
 
-    @functools.wraps(QwenImageEditInpaintPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline, and let go of what it cached."""
-        with letting_go(self.vae):
-            return super().__call__(*args, **kwargs)
+    __call__ = letting_go(QwenImageEditInpaintPipeline.__call__)
 
 
 class OmniQwenImageLayeredPipeline(QwenImageParts, QwenImageLayeredPipeline):
@@ -53,8 +40,4 @@ class OmniQwenImageLayeredPipeline(QwenImageParts, QwenImageLayeredPipeline):
         "": ("encode_prompt", "get_image_caption"),
     }
 
-    @functools.wraps(QwenImageLayeredPipeline.__call__)
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the pipeline, and let go of what it cached."""
-        with letting_go(self.vae):
-            return super().__call__(*args, **kwargs)
+    __call__ = letting_go(QwenImageLayeredPipeline.__call__)
