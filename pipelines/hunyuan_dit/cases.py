@@ -16,7 +16,7 @@ from pipelines.hunyuan_dit.pipeline_hunyuan_dit import (
     OmniHunyuanDiTPipeline,
 )
 from pipelines.tiny.cases import prompted_inputs
-from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, ready, t5_encoder, without_spread
+from pipelines.tiny.components import SPREAD_IN_FLOAT64, TEXT_WIDTH, autoencoder_kl, ready, t5_encoder, without_spread
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import t5_tokenizer
@@ -120,6 +120,6 @@ HUNYUAN_DIT_CONTROLNET = attrs.evolve(
         vae=_sure_vae,
         controlnet=_controlnet,
     ),
-    expected_failures={"check_casts": "upstream draws from the encoded control picture with no generator, which shows in float64"},
+    expected_failures=SPREAD_IN_FLOAT64,
 )
 """Control picture and text to image."""

@@ -1,4 +1,4 @@
-"""Stable Diffusion cases: random weights, less than a hundred thousand parameters a component, pictures of 16 x 16 pixels."""
+"""Stable Diffusion cases: random weights, less than a hundred thousand parameters a component, pictures of 16 x 16 pixels, but for one case."""
 
 import functools
 from collections.abc import Callable
@@ -86,12 +86,14 @@ def _make_safety_checker() -> Any:
 
 
 def _tiny_autoencoder() -> Any:
+    """Return one of four levels: in tiles it counts on a factor of eight."""
+    widths, blocks = (8, 8, 8, 8), (1, 1, 1, 1)
     return ready(
         AutoencoderTiny(
-            encoder_block_out_channels=(8, 8),
-            decoder_block_out_channels=(8, 8),
-            num_encoder_blocks=(1, 1),
-            num_decoder_blocks=(1, 1),
+            encoder_block_out_channels=widths,
+            decoder_block_out_channels=widths,
+            num_encoder_blocks=blocks,
+            num_decoder_blocks=blocks,
         )
     )
 
@@ -131,7 +133,7 @@ SAFETY_CHECKER = PipelineCase(
 TINY_AUTOENCODER = PipelineCase(
     name="stable_diffusion_tiny_autoencoder",
     make_pipeline=_make_tiny_autoencoder,
-    make_inputs=_inputs(height=16, width=16),
+    make_inputs=_inputs(height=64, width=64),
     outputs=as_tensors,
 )
 """Text to image, with the small autoencoder that is for previews."""
