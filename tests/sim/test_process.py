@@ -13,7 +13,8 @@ from omni_offload.testing import sim
 
 def run(script):
     prelude = "import torch\nfrom omni_offload.testing import sim\ndevice = sim.install()\n"
-    done = subprocess.run([sys.executable, "-c", prelude + textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", prelude + textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)  # a deadlock ends the test
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -96,3 +97,36 @@ def test_threads_may_compute_at_once(device):
         thread.join()
     assert sorted(results) == [0.0, 2000.0, 4000.0, 6000.0]
     assert sim.races() == []
+
+
+def test_the_collector_may_free_device_memory_while_records_are_read(device):
+    """Records become Python objects in which the collector may run, and what it frees takes the accelerator's lock."""
+    out = run("""
+        import gc
+
+        class Cycle:
+            def __init__(self):
+                self.me, self.tensor = self, torch.ones(1, device=device)
+
+        def read(reader):
+            Cycle()
+            gc.set_threshold(100)  # fewer than there are rows
+            rows = reader()
+            gc.set_threshold(0)
+            return rows
+
+        sim.configure(mode="virtual", races="record")
+        there, side = torch.empty(1, device=device), torch.Stream(device)
+        gc.set_threshold(0)
+        gc.collect()
+        with sim.trace() as spans:
+            for _ in range(200):
+                with side:
+                    there.fill_(1)
+                there.fill_(0)
+            Cycle()
+            gc.set_threshold(100)
+        gc.set_threshold(0)
+        print(len(spans) > 200, len(read(sim.races)) > 200, gc.collect())
+    """)
+    assert out == "True True 0\n"

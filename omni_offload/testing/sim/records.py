@@ -1,7 +1,6 @@
 """What the software accelerator recorded: bytes, time, races, a timeline."""
 
 import contextlib
-import gc
 from collections.abc import Iterator
 
 import attrs
@@ -158,21 +157,7 @@ def host_work(seconds: float) -> None:
 
 def races() -> list[Race]:
     """Return the races found since `reset_races`, in the order of their second operations (the first 10,000)."""
-    with _no_collection():
-        rows = library().races()
-    return [*map(_race, rows)]
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from freeing device memory while the library makes Python objects: it holds its lock then."""
-    runs = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if runs:
-            gc.enable()
+    return [_race(row) for row in library().races()]
 
 
 def reset_races() -> None:
@@ -193,9 +178,7 @@ def trace() -> Iterator[list[Span]]:
     try:
         yield spans
     finally:
-        with _no_collection():
-            rows = library().stop_trace(start)
-        spans.extend(map(_span, rows))
+        spans.extend(_span(row) for row in library().stop_trace(start))
 
 
 def _race(row: RaceRow) -> Race:

@@ -17,7 +17,9 @@
 #include <torch/library.h>
 
 #include <limits>
+#include <map>
 #include <set>
+#include <tuple>
 
 #include "kernel.h"
 
@@ -274,12 +276,18 @@ void configure(const py::dict& d) {  // every setting, checked by the caller
   c.fail_alloc_in = d["fail_alloc_in"].cast<int64_t>();
   c.fail_pin_in = d["fail_pin_in"].cast<int64_t>();
 }
-py::dict memory_of(const MemoryStats& m) {
-  py::dict d;
-  d["allocated"] = m.allocated;
-  d["peak"] = m.allocated_peak;
-  d["count"] = m.since_reset;
-  return d;
+// What these return becomes Python objects once the lock is free: making them may run Python's collector, which may free device memory.
+using RaceRow = std::tuple<std::string, std::string, std::string, std::string, std::string, std::string, int, size_t, size_t, size_t>;
+using SpanRow = std::tuple<std::string, int, int64_t, double, double, size_t>;
+
+std::map<std::string, size_t> memory(int dev) {  // -1: pinned memory
+  std::lock_guard<std::mutex> l(R().mu);
+  const auto& m = dev < 0 ? R().pinned : R().memory[dev];
+  return {{"allocated", m.allocated}, {"peak", m.allocated_peak}, {"count", m.since_reset}};
+}
+std::pair<int64_t, int64_t> countdowns() {
+  std::lock_guard<std::mutex> l(R().mu);
+  return {R().cfg.fail_alloc_in, R().cfg.fail_pin_in};
 }
 void reset_peak(int dev) {  // -1: pinned memory
   if (dev >= 0) return g_device_allocator.resetPeakStats(dev);
@@ -295,11 +303,11 @@ void reset_counters() {
   for (auto& m : r.memory) m.since_reset = 0;
   r.pinned.since_reset = 0;
 }
-py::list races() {
+std::vector<RaceRow> races() {
   std::lock_guard<std::mutex> l(R().mu);
-  py::list out;
+  std::vector<RaceRow> out;
   for (const auto& r : R().races)
-    out.append(py::make_tuple(r.message, r.kind, r.first, r.first_on, r.second, r.second_on, r.dev, r.nbytes, r.lo, r.hi));
+    out.emplace_back(r.message, r.kind, r.first, r.first_on, r.second, r.second_on, r.dev, r.nbytes, r.lo, r.hi);
   return out;
 }
 void reset_races() {
@@ -313,14 +321,14 @@ size_t start_trace() {
   if (R().tracing++ == 0) R().spans.clear();
   return R().spans.size();
 }
-py::list stop_trace(size_t from) {
+std::vector<SpanRow> stop_trace(size_t from) {
   R().drain_all();
   std::lock_guard<std::mutex> l(R().mu);
   R().tracing--;
-  py::list out;
+  std::vector<SpanRow> out;
   for (size_t i = from; i < R().spans.size(); i++) {
     const auto& s = R().spans[i];
-    out.append(py::make_tuple(s.what, s.dev, s.stream, s.start, s.end, s.bytes));
+    out.emplace_back(s.what, s.dev, s.stream, s.start, s.end, s.bytes);
   }
   return out;
 }
@@ -349,14 +357,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   own_collectives();
 
   m.def("configure", &configure);
-  m.def("countdowns", [] {
-    std::lock_guard<std::mutex> l(R().mu);
-    return py::make_tuple(R().cfg.fail_alloc_in, R().cfg.fail_pin_in);
-  });
-  m.def("memory", [](int dev) {  // -1: pinned memory
-    std::lock_guard<std::mutex> l(R().mu);
-    return memory_of(dev < 0 ? R().pinned : R().memory[dev]);
-  });
+  m.def("countdowns", &countdowns);
+  m.def("memory", &memory);
   m.def("reset_peak", &reset_peak);
   m.def("reset_counters", &reset_counters);
   m.def("copied", [](int direction) {
