@@ -124,7 +124,7 @@ class Rotation:
         sizes = sorted(self.members.values(), key=lambda member: -member.owner.residency.host_bytes)
         limit = self.context.host_limit
         if limit is not None and sum(member.owner.residency.master_bytes for member in sizes) > limit:
-            self.context.reserve_staging()
+            self.context.host.reserve_staging()
         for member in sizes:
             member.owner.residency.prepare(keep_origin=True)
         for member in self.members.values():

@@ -21,7 +21,7 @@ def summarise_members(rotation: Rotation, device: torch.device) -> OffloadReport
         device=str(device),
         components=tuple(_component(m.name, m.planned.treatment.value, m.owner.residency) for m in members),
         peak_device_bytes=rotation.context.meter.peak,
-        pinned_host_bytes=rotation.context.pinned_bytes,
+        pinned_host_bytes=rotation.context.host.pinned_bytes,
     )
 
 

@@ -136,7 +136,7 @@ class Bundle(Binding):
         slot.order_after_uses()
         total = 0
         for (source, pinned), target in zip(self._sources, slot.targets_of(self._layout), strict=True):
-            context.copy(target, source, pinned=pinned)
+            context.host.copy(target, source, pinned=pinned)
             total += source.numel()
         slot.ready = context.accelerator.record_copies()
         self._versions = self._count()

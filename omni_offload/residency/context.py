@@ -1,6 +1,5 @@
 """What the residencies of one owner share: which tensors are theirs, how they are grouped, and the pinned host memory."""
 
-import logging
 import threading
 import weakref
 from collections import deque
@@ -10,20 +9,16 @@ from collections.abc import Set as AbstractSet
 import attrs
 import torch
 
-from omni_offload.accelerator import Accelerator, PinnedMemory, host_memory_limit
-from omni_offload.errors import OffloadConfigError, OffloadStateError
+from omni_offload.accelerator import Accelerator, PinnedMemory
+from omni_offload.errors import OffloadStateError
 from omni_offload.residency.group import Group
-from omni_offload.residency.host import ByteMeter, HostMaster, StagingRing, master_of, next_offset
+from omni_offload.residency.host import ByteMeter, HostMaster, master_of, next_offset
+from omni_offload.residency.host_memory import HostMemory
 from omni_offload.residency.slots import SlotPool
 from omni_offload.residency.tensors import Entry, Placement, group_by_bytes, type_of
 
 __all__ = ["LATE_PIN_BYTES", "ResidencyContext"]
 
-logger = logging.getLogger(__name__)
-
-#: Bytes of the staging ring, and the least it works with (two pages).
-_STAGING_BYTES = 32 << 20
-_STAGING_MIN_BYTES = 8192
 #: Weights that appear after enabling (adapters) are pinned from this size on; locking pages costs more than it gains below.
 LATE_PIN_BYTES = 1 << 20
 #: Most bytes of one pinned region: while it is filled, the memory that the weights came from is not freed yet.
@@ -48,6 +43,7 @@ class ResidencyContext:
             staging ring.
         meter: Device bytes held.
         slots: The device buffers that all blocks take turns in which stream.
+        host: The memory that masters are pinned in.
     """
 
     accelerator: Accelerator
@@ -55,16 +51,17 @@ class ResidencyContext:
     host_limit: int | None = None
     meter: ByteMeter = attrs.Factory(ByteMeter)
     slots: SlotPool = attrs.field(init=False)
-    _ceiling: int | None = attrs.field(factory=host_memory_limit, init=False)
+    host: HostMemory = attrs.field(init=False)
     _entries: dict[int, Entry] = attrs.field(factory=dict, init=False)
     _groups: dict[int, Group] = attrs.field(factory=dict, init=False)
-    _regions: set[PinnedMemory] = attrs.field(factory=set, init=False)
-    _held: set[PinnedMemory] = attrs.field(factory=set, init=False)
-    _staging: StagingRing | None = attrs.field(default=None, init=False)
 
     @slots.default
     def _make_slots(self) -> SlotPool:
         return SlotPool(self.accelerator, self.meter)
+
+    @host.default
+    def _make_host(self) -> HostMemory:
+        return HostMemory(self.accelerator, self.pin_memory, self.host_limit)
 
     # ---- tensors -----------------------------------------------------------------------------------------------------------
 
@@ -151,9 +148,7 @@ class ResidencyContext:
                     self._groups.pop(key, None)
                     self._entries.pop(key, None)
         used = {group.master.region for group in self._groups.values() if group.master is not None}
-        for region in [region for region in self._regions if region not in used]:
-            region.unpin()  # not left to the collector, in which an interrupt would be lost
-            self._regions.discard(region)
+        self.host.keep(used)
 
     @staticmethod
     def _owner(entry: Entry) -> "ResidencyContext | None":
@@ -193,9 +188,9 @@ class ResidencyContext:
         for _, placement in fresh:
             total = next_offset(placement, total) + placement.nbytes
         pin = pin_from is not None and total >= pin_from
-        room = self._room()
+        room = self.host.room
         if pin and pin_from != LATE_PIN_BYTES and room is not None and PinnedMemory.cost(self.accelerator, total) > room:
-            self.reserve_staging()
+            self.host.reserve_staging()
         while fresh:
             if not pin or not self._adopt_pinned(fresh, keep_origin=keep_origin):
                 group, placement = fresh.popleft()
@@ -205,7 +200,7 @@ class ResidencyContext:
 
     def _adopt_pinned(self, fresh: deque[Fresh], *, keep_origin: bool) -> bool:
         """Take groups off the front as long as one region holds them; none (False) where there is no room for the first."""
-        room, offsets, end = self._room(), list[int](), 0
+        room, offsets, end = self.host.room, list[int](), 0
         for _, placement in fresh:
             at = next_offset(placement, end)
             after = at + placement.nbytes
@@ -213,7 +208,7 @@ class ResidencyContext:
                 break
             offsets.append(at)
             end = after
-        region = self._pin(end)
+        region = self.host.pin(end)
         if region is None:
             return False
         for at in offsets:
@@ -224,98 +219,10 @@ class ResidencyContext:
             _adopt_one(group, placement, master, keep_origin=keep_origin)
         return True
 
-    def _pin(self, nbytes: int) -> PinnedMemory | None:
-        if nbytes == 0:
-            return None
-        region = PinnedMemory(self.accelerator, nbytes)
-        self._regions.add(region)
-        return region
-
-    def hold(self, nbytes: int) -> tuple[torch.Tensor, PinnedMemory | None]:
-        """Return host memory (uint8, `[nbytes]`, any values) that no group lies in, and its region where it is pinned; `let_go` ends it.
-
-        Raises:
-            RuntimeError: The device refused to pin memory.
-            OffloadConfigError: Pinned memory is needed for staging, and the limit leaves none.
-        """
-        room = self._room()
-        if self.pin_memory and nbytes and room is not None and PinnedMemory.cost(self.accelerator, nbytes) > room:
-            self.reserve_staging()
-        elif self.pin_memory and nbytes:
-            region = PinnedMemory(self.accelerator, nbytes)
-            self._held.add(region)
-            return region.raw, region
-        with torch.inference_mode(mode=False):
-            return torch.zeros(nbytes, dtype=torch.uint8, device="cpu"), None
-
-    def let_go(self, region: PinnedMemory) -> None:
-        """Unpin what `hold` gave. Idempotent."""
-        region.unpin()
-        self._held.discard(region)
-
-    def _room(self) -> int | None:
-        """Return how many more bytes may be pinned; None: no limit."""
-        limit = min((limit for limit in (self.host_limit, self._ceiling) if limit is not None), default=None)
-        return None if limit is None else limit - self.pinned_bytes
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Pinned host bytes that are held now, the staging ring's included."""
-        pinned = sum(region.charged for region in (*self._regions, *self._held) if region.pinned)
-        return pinned + (self._staging.nbytes if self._staging else 0)
-
-    # ---- staging -----------------------------------------------------------------------------------------------------------
-
-    def reserve_staging(self) -> None:
-        """Make the staging ring for weights that stay pageable, once; it takes at most a quarter of the limit.
-
-        Raises:
-            OffloadConfigError: `host_limit` leaves no room for the smallest ring.
-        """
-        if self._staging is not None or not self.pin_memory:
-            return
-        left = self._room()
-        size = self._staging_bytes(left)
-        if self.host_limit is None and left is not None:
-            logger.warning(
-                "this process may use %s bytes of host memory, fewer than the weights: some of them stay pageable", self._ceiling
-            )
-        if size:
-            self._staging = StagingRing(self.accelerator, size)
-        elif self.host_limit is not None:
-            raise OffloadConfigError(
-                f"host_memory={self.host_limit} bytes leaves {left} for the staging ring that unpinned weights go through, "
-                f"which needs {_STAGING_MIN_BYTES}; raise host_memory, or set pin_memory=False"
-            )
-
-    def _staging_bytes(self, left: int | None) -> int:
-        """Return the size of the ring: a quarter of the limit or what is left of it, at most `_STAGING_BYTES`; 0: no room."""
-        if left is None:
-            return _STAGING_BYTES
-        size = min(_STAGING_BYTES, max((left + self.pinned_bytes) // 4, _STAGING_MIN_BYTES))
-        while PinnedMemory.cost(self.accelerator, size) > left:
-            if size == _STAGING_MIN_BYTES:
-                return 0
-            size = max(size // 2, _STAGING_MIN_BYTES)
-        return size
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool) -> None:
-        """Queue a host-to-device copy of bytes, through the staging ring where the source is pageable and there is one."""
-        if pinned or self._staging is None:
-            self.accelerator.copy(target, source, pinned=pinned)
-        else:
-            self._staging.copy(target, source)
-
     def close(self) -> None:
         """Free the slots that nobody uses, and unpin everything. Idempotent; blocks the host until queued copies are done."""
         self.slots.let_go()
-        if self._staging is not None:
-            self._staging.unpin()
-            self._staging = None
-        for region in (*self._regions, *self._held):
-            region.unpin()
-            self._regions.discard(region)
-            self._held.discard(region)
+        self.host.close()
 
 
 def _adopt_one(group: Group, placement: Placement, master: HostMaster, *, keep_origin: bool) -> None:

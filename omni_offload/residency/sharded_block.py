@@ -89,7 +89,7 @@ class ShardedBlock(BlockResidency):
             self._context.own(self._entries, self.name)
             self._begun = True
             self._marked = any(entry.tensor.is_conj() or entry.tensor.is_neg() for entry in self._entries)
-            shard = Shard(placements, self._gatherer, self._context.hold)
+            shard = Shard(placements, self._gatherer, self._context.host.hold)
             self.counters.bytes_out += sum(placement.nbytes for placement in placements if placement.device.type != "cpu")
             self._counted = [tensor for entry in self._entries for tensor in entry.counters]
             self._origin = [tensor.data for tensor in shard.tensors]
@@ -171,7 +171,7 @@ class ShardedBlock(BlockResidency):
                 recorder.copies_for(self.name)
             slot.order_after_uses()
             for piece, own, whole in shard.chunks(slot.targets_of(shard.layout)):
-                self._context.copy(own, piece, pinned=shard.pinned)
+                self._context.host.copy(own, piece, pinned=shard.pinned)
                 self.counters.bytes_in += piece.numel()
                 self._landings.append(self._gatherer.gather(whole, own))
             self._filled = True
@@ -268,6 +268,6 @@ class ShardedBlock(BlockResidency):
         self._partition.take_back(self.index)
         self._origin, self._home = None, None
         if shard is not None and shard.region is not None:
-            self._context.let_go(shard.region)
+            self._context.host.let_go(shard.region)
         self._context.release(self._entries)
         self._begun = False

@@ -51,7 +51,7 @@ def copy_in(groups: Sequence[Group], accelerator: Accelerator, context: Residenc
         buffer.order_after_uses()
     total = 0
     for source, target, pinned in sorted(transfers(groups), key=lambda transfer: transfer[2]):
-        context.copy(target, source, pinned=pinned)
+        context.host.copy(target, source, pinned=pinned)
         total += target.numel()
     ready = accelerator.record_copies()
     for buffer in buffers:

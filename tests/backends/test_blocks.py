@@ -378,4 +378,4 @@ def test_a_tie_across_blocks_before_the_end(stream):
     assert stack.blocks[0].up.weight is weight is stack.blocks[3].up.weight
     assert torch.equal(weight, value)
     assert not any(tensor.is_pinned() or tensor.device.type != "cpu" for tensor in stack.parameters())
-    assert residency._context.pinned_bytes == 0
+    assert residency._context.host.pinned_bytes == 0

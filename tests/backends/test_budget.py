@@ -332,6 +332,6 @@ def test_disable_unpins_at_once(pipe):
     """The staging ring too, whoever still refers to what held it."""
     backend = pipe.enable_omni_offload(device="sim", host_memory="64KiB")
     context = backend._rotation.context
-    assert context.pinned_bytes == sim.pinned_bytes() > 0
+    assert context.host.pinned_bytes == sim.pinned_bytes() > 0
     backend.disable()
-    assert context.pinned_bytes == sim.pinned_bytes() == 0
+    assert context.host.pinned_bytes == sim.pinned_bytes() == 0

@@ -476,7 +476,7 @@ RESIDENCY = (
     ),
     Mutant(
         "unused-regions-stay-pinned",
-        "residency/context.py",
+        "residency/host_memory.py",
         "for region in [region for region in self._regions if region not in used]:",
         "for region in list[PinnedMemory]():",
         "host memory stays pinned after its weights are gone",
@@ -484,7 +484,7 @@ RESIDENCY = (
     ),
     Mutant(
         "pinned-bytes-not-counted",
-        "residency/context.py",
+        "residency/host_memory.py",
         "return None if limit is None else limit - self.pinned_bytes",
         "return limit",
         "each component may pin the whole limit",
@@ -492,7 +492,7 @@ RESIDENCY = (
     ),
     Mutant(
         "staging-ring-not-used",
-        "residency/context.py",
+        "residency/host_memory.py",
         "if pinned or self._staging is None:",
         "if True:",
         "weights beyond the limit block the host in one copy after another",

@@ -10,7 +10,7 @@ import torch
 from omni_offload import ModuleResidency
 from omni_offload.accelerator import Accelerator, PinnedMemory
 from omni_offload.errors import OffloadConfigError
-from omni_offload.residency import ByteMeter, ResidencyContext, context
+from omni_offload.residency import ByteMeter, ResidencyContext, context, host_memory
 from omni_offload.residency.device import DeviceBuffer
 from omni_offload.residency.host import StagingRing
 from omni_offload.residency.transfer import place, transfers
@@ -56,7 +56,7 @@ def test_weights_beyond_the_limit_stay_pageable_and_go_through_the_ring(four, en
     assert staged
     assert sum(staged) % (32 * KIB) == 0  # the pageable half, at each load
     assert not residency.overlaps or residency.host_bytes < context.LATE_PIN_BYTES
-    assert own.pinned_bytes == sim.pinned_bytes() == 32 * KIB + 12 * KIB
+    assert own.host.pinned_bytes == sim.pinned_bytes() == 32 * KIB + 12 * KIB
     residency.restore()
     own.close()
     own.close()
@@ -67,7 +67,7 @@ def test_within_the_limit_everything_is_pinned_exactly_and_there_is_no_ring(four
     own = ResidencyContext(engine, host_limit=64 * KIB)
     residency = ModuleResidency(four, device, context=own)
     used(residency, four, device)
-    assert sim.pinned_bytes() == own.pinned_bytes == 64 * KIB
+    assert sim.pinned_bytes() == own.host.pinned_bytes == 64 * KIB
     residency.restore()
     assert sim.pinned_bytes() == 0
 
@@ -86,28 +86,28 @@ def test_the_ring_takes_less_where_a_quarter_of_the_limit_is_not_left(four, engi
     own = ResidencyContext(engine, host_limit=80 * KIB)
     first = ModuleResidency(four, device, context=own)
     first.prepare()
-    own.reserve_staging()
-    own.reserve_staging()
-    assert own.pinned_bytes == 64 * KIB + 10 * KIB
+    own.host.reserve_staging()
+    own.host.reserve_staging()
+    assert own.host.pinned_bytes == 64 * KIB + 10 * KIB
     first.restore()
     own.close()
 
 
 def test_without_pinning_there_is_no_ring(engine):
     own = ResidencyContext(engine, pin_memory=False, host_limit=1)
-    own.reserve_staging()
-    assert own.pinned_bytes == 0
+    own.host.reserve_staging()
+    assert own.host.pinned_bytes == 0
 
 
 @pytest.mark.parametrize(("ceiling", "ring"), [(48 * KIB, True), (4 * KIB, False)])
 def test_the_containers_limit_counts_without_one_of_our_own_and_warns(ceiling, ring, four, engine, device, monkeypatch, caplog):
     own = ResidencyContext(engine)
-    monkeypatch.setattr(own, "_ceiling", ceiling)
+    monkeypatch.setattr(own.host, "_ceiling", ceiling)
     residency = ModuleResidency(four, device, context=own)
     with caplog.at_level(logging.WARNING):
         used(residency, four, device)
-    assert (own.pinned_bytes > 0) == ring
-    assert own.pinned_bytes <= ceiling
+    assert (own.host.pinned_bytes > 0) == ring
+    assert own.host.pinned_bytes <= ceiling
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     residency.restore()
     own.close()
@@ -115,7 +115,7 @@ def test_the_containers_limit_counts_without_one_of_our_own_and_warns(ceiling, r
 
 def test_a_residency_on_its_own_gives_its_ring_back(four, device, monkeypatch):
     residency = ModuleResidency(four, device)
-    monkeypatch.setattr(residency._context, "_ceiling", 48 * KIB)
+    monkeypatch.setattr(residency._context.host, "_ceiling", 48 * KIB)
     used(residency, four, device)
     assert sim.pinned_bytes() > residency.pinned_bytes > 0
     residency.restore()
@@ -137,14 +137,14 @@ def test_what_the_weights_came_from_is_freed_region_by_region(holding, engine, d
     module = holding(*(torch.ones(4 * KIB) for _ in range(3)))
     sources = [StorageWeakRef(p.untyped_storage()) for p in module.parameters()]
     alive = []
-    real = context.PinnedMemory
+    real = host_memory.PinnedMemory
 
     class Watched(real):
         def __init__(self, *args):
             alive.append(sum(not source.expired() for source in sources))
             super().__init__(*args)
 
-    monkeypatch.setattr(context, "PinnedMemory", Watched)
+    monkeypatch.setattr(host_memory, "PinnedMemory", Watched)
     residency = ModuleResidency(module, device)
     residency.prepare()
     assert alive == [3, 2, 1]
@@ -171,10 +171,10 @@ def test_powers_of_two_are_charged_and_given_back_at_restore(no_registration, ho
     check = photograph(module)
     residency = ModuleResidency(module, device)
     residency.load()
-    assert residency._context.pinned_bytes == 32 * KIB
+    assert residency._context.host.pinned_bytes == 32 * KIB
     residency.restore()
     check()
-    assert residency._context.pinned_bytes == 0
+    assert residency._context.host.pinned_bytes == 0
     assert not module.p0.is_pinned()
 
 
@@ -182,7 +182,7 @@ def test_what_is_charged_counts_against_the_limit(no_registration, four, engine,
     own = ResidencyContext(engine, host_limit=48 * KIB)
     residency = ModuleResidency(four, device, context=own)
     used(residency, four, device)
-    assert own.pinned_bytes <= 48 * KIB
+    assert own.host.pinned_bytes <= 48 * KIB
     residency.restore()
     own.close()
 
@@ -251,9 +251,9 @@ def test_a_region_of_nothing_is_free(engine):
 
 def test_a_ring_without_any_limit_has_its_full_size(engine, monkeypatch):
     own = ResidencyContext(engine)
-    monkeypatch.setattr(own, "_ceiling", None)
-    own.reserve_staging()
-    assert own.pinned_bytes == 32 << 20
+    monkeypatch.setattr(own.host, "_ceiling", None)
+    own.host.reserve_staging()
+    assert own.host.pinned_bytes == 32 << 20
     own.close()
 
 
