@@ -55,8 +55,8 @@ def _pass_components(outer: Any, inner: Any, prefix: str) -> None:
 def _working_on(inner: Any, device: torch.device) -> Iterator[None]:
     """Let a pipeline work on a device while the body runs; after an exception too it is as it was."""
     cls = type(inner)
-    inner.__class__ = type(cls.__name__, (_Inner, cls), {"_works_on": device})
     try:
+        inner.__class__ = type(cls.__name__, (_Inner, cls), {"_works_on": device})
         yield
     finally:
         inner.__class__ = cls

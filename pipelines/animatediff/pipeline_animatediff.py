@@ -6,7 +6,7 @@ from typing import ClassVar
 from diffusers import AnimateDiffPAGPipeline, AnimateDiffPipeline, AnimateDiffVideoToVideoPipeline, PIAPipeline
 
 from pipelines.animatediff.parts import AnimateDiffParts
-from pipelines.attention import keeping_attention
+from pipelines.leftovers import keeping_attention
 from pipelines.stable_diffusion.parts import ENTRY_POINTS as STABLE_DIFFUSION_ENTRY_POINTS
 
 __all__ = [

@@ -8,7 +8,8 @@ from diffusers import AnimateDiffSDXLPipeline
 
 from omni_offload import OffloadPlan
 from pipelines.animatediff.parts import ADAPTER_BLOCKS
-from pipelines.sdxl.parts import ENTRY_POINTS, PLAN, StableDiffusionXLParts, casting_back
+from pipelines.leftovers import casting_back
+from pipelines.sdxl.parts import ENTRY_POINTS, PLAN, StableDiffusionXLParts
 
 __all__ = ["OmniAnimateDiffSDXLPipeline"]
 

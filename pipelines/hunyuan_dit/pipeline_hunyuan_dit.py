@@ -6,7 +6,7 @@ from typing import ClassVar
 from diffusers import HunyuanDiTControlNetPipeline, HunyuanDiTPAGPipeline, HunyuanDiTPipeline
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
-from pipelines.attention import keeping_attention
+from pipelines.leftovers import keeping_attention
 from pipelines.parts import with_controlnet
 
 __all__ = ["OmniHunyuanDiTControlNetPipeline", "OmniHunyuanDiTPAGPipeline", "OmniHunyuanDiTPipeline"]

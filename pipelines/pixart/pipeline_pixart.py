@@ -5,7 +5,7 @@ from typing import ClassVar
 from diffusers import PixArtAlphaPipeline, PixArtSigmaPAGPipeline, PixArtSigmaPipeline
 
 from omni_offload import OffloadPlan
-from pipelines.attention import keeping_attention
+from pipelines.leftovers import keeping_attention
 from pipelines.parts import T5_PLAN, TransformerParts
 
 __all__ = ["OmniPixArtAlphaPipeline", "OmniPixArtSigmaPAGPipeline", "OmniPixArtSigmaPipeline"]

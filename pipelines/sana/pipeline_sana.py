@@ -12,7 +12,7 @@ from diffusers import (
 )
 
 from omni_offload import OffloadPlan
-from pipelines.attention import keeping_attention
+from pipelines.leftovers import keeping_attention
 from pipelines.parts import TransformerParts
 from pipelines.sana.decoding import raising_out_of_memory
 

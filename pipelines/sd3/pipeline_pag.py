@@ -2,7 +2,7 @@
 
 from diffusers import StableDiffusion3PAGImg2ImgPipeline, StableDiffusion3PAGPipeline
 
-from pipelines.attention import keeping_attention
+from pipelines.leftovers import keeping_attention
 from pipelines.sd3.parts import StableDiffusion3TextParts
 
 __all__ = ["OmniStableDiffusion3PAGImg2ImgPipeline", "OmniStableDiffusion3PAGPipeline"]

@@ -1,7 +1,6 @@
-"""What all Stable Diffusion XL pipelines are made of, and how their VAE gets its type back."""
+"""What all Stable Diffusion XL pipelines are made of."""
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -9,7 +8,7 @@ import torch
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
 
-__all__ = ["ENCODERS", "ENTRY_POINTS", "PLAN", "StableDiffusionXLParts", "StableDiffusionXLTextParts", "casting_back"]
+__all__ = ["ENCODERS", "ENTRY_POINTS", "PLAN", "StableDiffusionXLParts", "StableDiffusionXLTextParts"]
 
 ENCODERS: tuple[str, ...] = ("text_encoder", "text_encoder_2")
 
@@ -52,26 +51,3 @@ class StableDiffusionXLParts(StableDiffusionXLTextParts):
     _encoder_modules: ClassVar[list[str]] = [*ENCODERS, "image_encoder"]
     _offload_plan: ClassVar[OffloadPlan] = PLAN
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
-
-
-def casting_back(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `__call__` after whose errors the VAE has the type that it had before, and not the one that it works in.
-
-    In float16 upstream casts the VAE to float32 before it works, where the VAE's configuration asks for it, and back where all
-    went well.
-
-    Args:
-        function: The `__call__` that it stands for, with its signature.
-    """
-
-    @functools.wraps(function)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        vae, dtype = self.vae, self.vae.dtype
-        try:
-            return function(self, *args, **kwargs)
-        except BaseException:
-            if dtype is torch.float16:  # the only type that is left
-                vae.to(dtype)
-            raise
-
-    return call

@@ -14,9 +14,9 @@ from diffusers import (
 )
 
 from omni_offload import OffloadPlan
-from pipelines.attention import keeping_attention
+from pipelines.leftovers import casting_back, keeping_attention
 from pipelines.parts import with_controlnet
-from pipelines.sdxl.parts import ENCODERS, PLAN, StableDiffusionXLParts, casting_back
+from pipelines.sdxl.parts import ENCODERS, PLAN, StableDiffusionXLParts
 
 __all__ = [
     "OmniStableDiffusionXLControlNetImg2ImgPipeline",

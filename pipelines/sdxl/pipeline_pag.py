@@ -2,8 +2,8 @@
 
 from diffusers import StableDiffusionXLPAGImg2ImgPipeline, StableDiffusionXLPAGInpaintPipeline, StableDiffusionXLPAGPipeline
 
-from pipelines.attention import keeping_attention
-from pipelines.sdxl.parts import StableDiffusionXLParts, casting_back
+from pipelines.leftovers import casting_back, keeping_attention
+from pipelines.sdxl.parts import StableDiffusionXLParts
 
 __all__ = ["OmniStableDiffusionXLPAGImg2ImgPipeline", "OmniStableDiffusionXLPAGInpaintPipeline", "OmniStableDiffusionXLPAGPipeline"]
 

@@ -12,8 +12,9 @@ from diffusers import (
 )
 
 from omni_offload import OffloadPlan
+from pipelines.leftovers import casting_back
 from pipelines.parts import with_adapter
-from pipelines.sdxl.parts import ENCODERS, PLAN, StableDiffusionXLParts, StableDiffusionXLTextParts, casting_back
+from pipelines.sdxl.parts import ENCODERS, PLAN, StableDiffusionXLParts, StableDiffusionXLTextParts
 
 __all__ = [
     "OmniStableDiffusionXLAdapterPipeline",

@@ -1,4 +1,4 @@
-"""Stable Diffusion cases: random weights, less than a hundred thousand parameters a component, pictures of 16 x 16 pixels, but for one case."""
+"""Stable Diffusion cases: random weights, less than a hundred thousand parameters a component, most pictures of 16 x 16 pixels."""
 
 import functools
 from collections.abc import Callable

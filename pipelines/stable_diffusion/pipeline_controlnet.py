@@ -11,7 +11,7 @@ from diffusers import (
 )
 
 from omni_offload import OffloadPlan
-from pipelines.attention import keeping_attention
+from pipelines.leftovers import keeping_attention
 from pipelines.parts import with_controlnet
 from pipelines.stable_diffusion.parts import PLAN, StableDiffusionParts
 

@@ -7,7 +7,7 @@ from diffusers import (
     StableDiffusionSAGPipeline,
 )
 
-from pipelines.attention import keeping_attention
+from pipelines.leftovers import keeping_attention
 from pipelines.stable_diffusion.parts import StableDiffusionParts
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import ClassVar
 from diffusers import StableVideoDiffusionPipeline
 
 from omni_offload import OffloadPlan, OmniOffloadMixin
-from pipelines.sdxl.parts import casting_back
+from pipelines.leftovers import casting_back
 
 __all__ = ["OmniStableVideoDiffusionPipeline"]
 

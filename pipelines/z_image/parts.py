@@ -1,13 +1,13 @@
 """What all Z-Image pipelines are made of."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from omni_offload import OffloadPlan
 from pipelines.parts import TransformerParts
 
-__all__ = ["ZImageParts", "positions_of_a_call"]
+__all__ = ["ZImageParts", "with_own_positions"]
 
 
 class ZImageParts(TransformerParts):
@@ -18,14 +18,22 @@ class ZImageParts(TransformerParts):
     )
 
 
-@contextmanager
-def positions_of_a_call(transformer: Any) -> Iterator[None]:
-    """Let a call have rotary frequencies of its own, and leave none on the device, in any case.
+def with_own_positions(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `__call__` that has rotary frequencies of its own, and leaves none on the device, in any case.
 
     The DiT's `rope_embedder` is no module: it makes its table at the first use, and moves it to where the positions are, for good.
+
+    Args:
+        function: The `__call__` that it stands for, with its signature.
     """
-    transformer.rope_embedder.freqs_cis = None
-    try:
-        yield
-    finally:
-        transformer.rope_embedder.freqs_cis = None
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        embedder = self.transformer.rope_embedder
+        embedder.freqs_cis = None
+        try:
+            return function(self, *args, **kwargs)
+        finally:
+            embedder.freqs_cis = None
+
+    return call
