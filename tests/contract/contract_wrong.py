@@ -941,6 +941,31 @@ class RecordsAutograd(HandWritten):
         """Accept."""
 
 
+@wrong("check_autograd")
+class RunsAPartWithoutGrad(Switched):
+    """An entry point within a component turns grad mode off, so that what asks for gradients silently gets none."""
+
+    _offload_entry_points = {"vae.decoder": ("forward",), "": ("encode_prompt",)}
+
+    def __init__(self):
+        super().__init__()
+        self.vae.decoder = nn.Sequential(self.vae.decoder)
+
+    def __call__(self, ids, latents, callback_on_step_end=None):
+        text = self.encode_prompt(ids)
+        latents = self.denoise(latents.to(self._execution_device, text.dtype), text, callback_on_step_end)
+        return self.vae.decoder(latents)
+
+    def switched_on(self, backend):
+        if "inner" not in vars(self):
+            self.inner = self.vae.decoder.forward
+            vars(self.vae.decoder)["forward"] = torch.no_grad()(self.inner)
+
+    def switched_off(self):
+        if "inner" in vars(self):
+            vars(self.vae.decoder)["forward"] = vars(self).pop("inner")
+
+
 @wrong("check_foreign_offload")
 class StealsComponents(Tiny):
     """Takes other libraries' hooks away."""

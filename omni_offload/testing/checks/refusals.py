@@ -76,7 +76,7 @@ def check_autograd(bench: Bench) -> None:
     cpu = torch.device("cpu")
     with bench.enabled(pipeline):
         for target in bench.used(pipeline):
-            if target.path not in recorded:
+            if bench.component_of(pipeline, target.path) not in recorded:
                 continue
             recording = bench.reference.recordings[str(target)]
             try:
