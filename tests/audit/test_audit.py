@@ -228,6 +228,21 @@ def test_what_was_computed_on_the_host_is_followed(move):
     assert finding.tensors == ("vae.mean",)
 
 
+def test_what_has_no_address_is_taken_for_nothing_else():
+    """A sparse tensor that was computed from a weight on the host is not known again: neither is another without memory taken for it."""
+
+    class Sparse(Painter):
+        def decode(self, z):
+            kept = self.vae.mean.to_sparse()
+            nothing = torch.empty(0, WIDTH)
+            z = torch.cat([z, torch.mm(nothing, torch.eye(WIDTH))])
+            del kept
+            return super().decode(z)
+
+    report = audit(Sparse)
+    assert report.clean, report
+
+
 def test_inputs_of_an_entry_point_are_brought_along():
     """A weight that is handed to an entry point of another component comes to the device with the other inputs."""
 

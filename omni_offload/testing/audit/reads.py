@@ -141,8 +141,8 @@ class Reads:
     def _stay_on_host(self, reads: tuple[StrayRead, ...], result: Any) -> None:
         self._note_host(reads)
         for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.numel():
-                self._host[storage_of(leaf)] = leaf, reads
+            if isinstance(leaf, torch.Tensor) and leaf.numel() and (address := storage_of(leaf)):  # 0: of all that have no storage
+                self._host[address] = leaf, reads
 
     def _note_host(self, reads: tuple[StrayRead, ...]) -> None:
         for read in reads:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from omni_offload.config import OffloadPlan
+from omni_offload.config import OffloadPlan, encoder_kind
 from omni_offload.discovery import WELL_KNOWN
 from omni_offload.errors import OffloadConfigError
 from omni_offload.hooks import generator_kind
@@ -126,7 +126,7 @@ def _finished(run: Run, declared: Declarations) -> Declarations:
             plan,
             block_attrs={path: names for path, names in plan.block_attrs.items() if path not in residents},
             encoder_block_attrs={path: names for path, names in plan.encoder_block_attrs.items() if path not in residents},
-            encoder_component_types={path: TEXT_ENCODER_COMPONENT for path in typed if not _named_as_text_encoder(path)},
+            encoder_component_types={path: TEXT_ENCODER_COMPONENT for path in typed if encoder_kind(path) is None},
         ),
     )
 
@@ -136,11 +136,6 @@ def _absent(pipeline: object, known: Mapping[str, str]) -> dict[str, str]:
     kinds = {name: kind for kind, names in WELL_KNOWN.items() for name in names} | dict.fromkeys(_SMALL, "encoder")
     components = getattr(pipeline, "components", {})
     return {name: kinds[name] for name, value in components.items() if value is None and name in kinds and name not in known}
-
-
-def _named_as_text_encoder(path: str) -> bool:
-    leaf = path.rpartition(".")[2]
-    return leaf.startswith(TEXT_ENCODER_COMPONENT) or leaf.endswith(TEXT_ENCODER_COMPONENT)
 
 
 def alternating(uses: Sequence[str]) -> list[tuple[str, ...]]:
