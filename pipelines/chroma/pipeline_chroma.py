@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from diffusers import ChromaImg2ImgPipeline, ChromaInpaintPipeline, ChromaPipeline
 
-from omni_offload import OffloadPlan, OmniOffloadMixin
+from omni_offload import OffloadPlan
+from pipelines.parts import TransformerParts
 
 __all__ = ["OmniChromaImg2ImgPipeline", "OmniChromaInpaintPipeline", "OmniChromaPipeline"]
 
@@ -15,12 +16,10 @@ _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class _ChromaParts(OmniOffloadMixin):
+class _ChromaParts(TransformerParts):
     """The components of a Chroma pipeline; `image_encoder` is there for an IP-Adapter only, and is None otherwise."""
 
-    _dit_modules: ClassVar[list[str]] = ["transformer"]
     _encoder_modules: ClassVar[list[str]] = ["text_encoder", "image_encoder"]
-    _vae_modules: ClassVar[list[str]] = ["vae"]
     _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
         block_attrs={"transformer": ("distilled_guidance_layer.layers", "transformer_blocks", "single_transformer_blocks")},
         encoder_block_attrs={"text_encoder": ("encoder.block",), "image_encoder": ("vision_model.encoder.layers",)},

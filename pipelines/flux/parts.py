@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from omni_offload import OffloadPlan, OmniOffloadMixin
+from omni_offload import OffloadPlan
+from pipelines.parts import ENTRY_POINTS as TEXT_ENTRY_POINTS
+from pipelines.parts import TransformerParts
 
-__all__ = ["BLOCKS", "ENCODERS", "ENTRY_POINTS", "PLAN", "TEXT_ENTRY_POINTS", "FluxParts", "FluxTextParts"]
+__all__ = ["BLOCKS", "ENCODERS", "ENTRY_POINTS", "PLAN", "FluxParts", "FluxTextParts"]
 
 BLOCKS: tuple[str, ...] = ("transformer_blocks", "single_transformer_blocks")
 """Double blocks, then single ones: of the DiT, and of a ControlNet."""
@@ -17,13 +19,11 @@ PLAN = OffloadPlan(
     encoder_block_attrs={"text_encoder": ("encoder.layers",), "text_encoder_2": ("encoder.block",)},
 )
 
-TEXT_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
-
-ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {**TEXT_ENTRY_POINTS, "": ("encode_prompt", "encode_image")}
+ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {**TEXT_ENTRY_POINTS, "": (*TEXT_ENTRY_POINTS[""], "encode_image")}
 """For the pipelines that take image prompts."""
 
 
-class FluxTextParts(OmniOffloadMixin):
+class FluxTextParts(TransformerParts):
     """The components of a Flux pipeline that takes no image prompts.
 
     The two text encoders are on the device together: with `true_cfg_scale` they run for the prompts and then again for the
@@ -31,12 +31,9 @@ class FluxTextParts(OmniOffloadMixin):
     (9.8 GB in bf16) are less than half of the DiT (23.8 GB).
     """
 
-    _dit_modules: ClassVar[list[str]] = ["transformer"]
     _encoder_modules: ClassVar[list[str]] = [*ENCODERS]
-    _vae_modules: ClassVar[list[str]] = ["vae"]
     _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [ENCODERS]
     _offload_plan: ClassVar[OffloadPlan] = PLAN
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = TEXT_ENTRY_POINTS
 
 
 class FluxParts(FluxTextParts):

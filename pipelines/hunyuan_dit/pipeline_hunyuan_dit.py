@@ -1,13 +1,12 @@
 """HunyuanDiT pipelines that own their offloading: from text, with perturbed attention, and with ControlNets."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from diffusers import HunyuanDiTControlNetPipeline, HunyuanDiTPAGPipeline, HunyuanDiTPipeline
 
-from omni_offload import OffloadPlan, OmniOffloadMixin
+from omni_offload import OffloadPlan
 from pipelines.leftovers import keeping_attention
-from pipelines.parts import with_controlnet
+from pipelines.parts import TransformerParts, with_controlnet
 
 __all__ = ["OmniHunyuanDiTControlNetPipeline", "OmniHunyuanDiTPAGPipeline", "OmniHunyuanDiTPipeline"]
 
@@ -20,17 +19,13 @@ _PLAN = OffloadPlan(
         "safety_checker": ("vision_model.encoder.layers",),
     },
 )
-_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
 
 
-class _HunyuanDiTParts(OmniOffloadMixin):
+class _HunyuanDiTParts(TransformerParts):
     """The components of a HunyuanDiT pipeline; `text_encoder_2` and `safety_checker` may be None."""
 
-    _dit_modules: ClassVar[list[str]] = ["transformer"]
     _encoder_modules: ClassVar[list[str]] = ["text_encoder", "text_encoder_2", "safety_checker"]
-    _vae_modules: ClassVar[list[str]] = ["vae"]
     _offload_plan: ClassVar[OffloadPlan] = _PLAN
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = _ENTRY_POINTS
 
 
 class OmniHunyuanDiTPipeline(_HunyuanDiTParts, HunyuanDiTPipeline):

@@ -4,12 +4,12 @@ They read the VAE's `latents_mean` and `latents_std` by themselves, before it de
 then, and the pipelines copy them to where the latents are.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from diffusers import LTXConditionPipeline, LTXImageToVideoPipeline, LTXLatentUpsamplePipeline, LTXPipeline
 
-from omni_offload import OffloadPlan, OmniOffloadMixin
+from omni_offload import OffloadPlan
+from pipelines.ltx.parts import LatentUpsampleParts
 from pipelines.parts import T5_PLAN, TransformerParts
 
 __all__ = ["OmniLTXConditionPipeline", "OmniLTXImageToVideoPipeline", "OmniLTXLatentUpsamplePipeline", "OmniLTXPipeline"]
@@ -33,12 +33,5 @@ class OmniLTXConditionPipeline(_LTXParts, LTXConditionPipeline):
     """`LTXConditionPipeline` that owns its offloading; the VAE encodes each picture and video that is to be among the frames."""
 
 
-class OmniLTXLatentUpsamplePipeline(OmniOffloadMixin, LTXLatentUpsamplePipeline):
-    """`LTXLatentUpsamplePipeline` that owns its offloading; the model that enlarges latents is its DiT."""
-
-    _dit_modules: ClassVar[list[str]] = ["latent_upsampler"]
-    _encoder_modules: ClassVar[list[str]] = []
-    _vae_modules: ClassVar[list[str]] = ["vae"]
-
-    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(block_attrs={"latent_upsampler": ("res_blocks", "post_upsample_res_blocks")})
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {"vae": ("encode", "decode")}
+class OmniLTXLatentUpsamplePipeline(LatentUpsampleParts, LTXLatentUpsamplePipeline):
+    """`LTXLatentUpsamplePipeline` that owns its offloading."""

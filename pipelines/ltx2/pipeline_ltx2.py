@@ -11,7 +11,8 @@ from diffusers import (
     LTX2Pipeline,
 )
 
-from omni_offload import OffloadPlan, OmniOffloadMixin
+from omni_offload import OffloadPlan
+from pipelines.ltx.parts import LatentUpsampleParts
 from pipelines.ltx2.parts import ENTRY_POINTS, LTX2Parts, plan_for
 
 __all__ = [
@@ -52,12 +53,5 @@ class OmniLTX2InContextPipeline(LTX2Parts, LTX2InContextPipeline):
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = ENTRY_POINTS
 
 
-class OmniLTX2LatentUpsamplePipeline(OmniOffloadMixin, LTX2LatentUpsamplePipeline):
-    """`LTX2LatentUpsamplePipeline` that owns its offloading; the model that enlarges latents is its DiT."""
-
-    _dit_modules: ClassVar[list[str]] = ["latent_upsampler"]
-    _encoder_modules: ClassVar[list[str]] = []
-    _vae_modules: ClassVar[list[str]] = ["vae"]
-
-    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(block_attrs={"latent_upsampler": ("res_blocks", "post_upsample_res_blocks")})
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {"vae": ("encode", "decode")}
+class OmniLTX2LatentUpsamplePipeline(LatentUpsampleParts, LTX2LatentUpsamplePipeline):
+    """`LTX2LatentUpsamplePipeline` that owns its offloading."""

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import attrs
 from diffusers import StableDiffusion3Pipeline
 
-from omni_offload import OffloadPlan, OmniOffloadMixin
+from omni_offload import OffloadPlan
+from pipelines.parts import ENTRY_POINTS as TEXT_ENTRY_POINTS
+from pipelines.parts import TransformerParts
 
-__all__ = ["ENTRY_POINTS", "PLAN", "TEXT_ENTRY_POINTS", "StableDiffusion3Parts", "StableDiffusion3TextParts"]
+__all__ = ["ENTRY_POINTS", "PLAN", "StableDiffusion3Parts", "StableDiffusion3TextParts"]
 
 _TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
@@ -26,9 +28,7 @@ _TEXT_PLAN = OffloadPlan(
 
 PLAN = attrs.evolve(_TEXT_PLAN, encoder_block_attrs={**_TEXT_PLAN.encoder_block_attrs, "image_encoder": ("encoder.layers",)})
 
-TEXT_ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
-
-ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {**TEXT_ENTRY_POINTS, "": ("encode_prompt", "encode_image")}
+ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {**TEXT_ENTRY_POINTS, "": (*TEXT_ENTRY_POINTS[""], "encode_image")}
 """For the pipelines that take image prompts."""
 
 
@@ -65,7 +65,7 @@ class _Guidance:
 _GUIDANCE: ContextVar[_Guidance | None] = ContextVar("guidance", default=None)
 
 
-class StableDiffusion3TextParts(OmniOffloadMixin):
+class StableDiffusion3TextParts(TransformerParts):
     """The components of a Stable Diffusion 3 pipeline that takes no image prompts.
 
     With guidance upstream runs the three encoders for the prompts and then again for the negative prompts. Taking turns on the
@@ -79,11 +79,8 @@ class StableDiffusion3TextParts(OmniOffloadMixin):
     bit for bit.
     """
 
-    _dit_modules: ClassVar[list[str]] = ["transformer"]
     _encoder_modules: ClassVar[list[str]] = [*_TEXT_ENCODERS]
-    _vae_modules: ClassVar[list[str]] = ["vae"]
     _offload_plan: ClassVar[OffloadPlan] = _TEXT_PLAN
-    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = TEXT_ENTRY_POINTS
 
     @functools.wraps(StableDiffusion3Pipeline.encode_prompt)
     def encode_prompt(self, *args: Any, **kwargs: Any) -> Any:
