@@ -19,9 +19,10 @@ from pipelines.deepfloyd_if.pipeline_if import (
     OmniIFPipeline,
     OmniIFSuperResolutionPipeline,
 )
+from pipelines.tiny.cases import prompted_inputs
 from pipelines.tiny.components import TEXT_WIDTH, clip_image_processor, ready, t5_encoder
 from pipelines.tiny.inputs import as_tensors, picture
-from pipelines.tiny.seeding import generator, seeded_pipeline
+from pipelines.tiny.seeding import seeded_pipeline
 from pipelines.tiny.tokenizers import t5_tokenizer
 
 __all__ = [
@@ -98,20 +99,12 @@ def _pipeline(cls: type, parts: dict[str, Callable[[], Any]]) -> Any:
     )
 
 
-def _case(name: str, cls: type, seed: int, parts: dict[str, Callable[[], Any]], **arguments: Any) -> PipelineCase:
-    def make_inputs(_pipeline: Any) -> dict[str, Any]:
-        common = {
-            "prompt": "a red cat",
-            "negative_prompt": "blurry",
-            "num_inference_steps": 2,
-            "clean_caption": False,
-            "output_type": "pt",
-            "generator": generator(),
-        }
-        return {**common, **arguments}
+_inputs = functools.partial(prompted_inputs, leave_out=("height", "width"), negative_prompt="blurry", clean_caption=False)
 
+
+def _case(name: str, cls: type, seed: int, parts: dict[str, Callable[[], Any]], **arguments: Any) -> PipelineCase:
     make_pipeline = functools.partial(seeded_pipeline, seed, functools.partial(_pipeline, cls, parts))
-    return PipelineCase(name=name, make_pipeline=make_pipeline, make_inputs=make_inputs, outputs=as_tensors)
+    return PipelineCase(name=name, make_pipeline=make_pipeline, make_inputs=_inputs(**arguments), outputs=as_tensors)
 
 
 _UPSCALING: dict[str, Callable[[], Any]] = {"unet": _upscaling_unet, "image_noising_scheduler": DDPMScheduler}
