@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from contract_cases import BFLOAT16, CASES, NOT_IN_BFLOAT16
+from contract_cases import ALWAYS, BFLOAT16, CASES, NOT_IN_BFLOAT16
 
 import pipelines
 from omni_offload.testing import Bench, all_checks, check_pipeline
@@ -270,7 +270,9 @@ def test_no_check_is_left_out_of_the_list():
     assert found == set(checks.CHECKS)
 
 
-@pytest.mark.parametrize("name", pipelines.registered())
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS["module"] else pytest.param(name, marks=pytest.mark.exhaustive) for name in pipelines.registered()]
+)
 def test_every_check_is_reported(name):
     """A report has one line for every check of the list, also where it was not asked for."""
     case = pipelines.registered()[name].load_cases()[0]
