@@ -67,7 +67,15 @@ def test_contract_exhaustively(check):
     check()
 
 
-@pytest.mark.parametrize("case", BFLOAT16, ids=lambda case: case.name)
+def _marked(case):
+    """Return a case in bfloat16: taken in every run where it is named, else in its turn."""
+    if case.name.partition("[")[0] in NOT_IN_BFLOAT16:
+        return case
+    taken = case in TURN["module"] or case in TURN["layer"]
+    return pytest.param(case, marks=pytest.mark.rotating if taken else pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in BFLOAT16], ids=lambda case: case.name)
 def test_who_runs_in_bfloat16(case):
     """Without any offload, on the host, a case runs in bfloat16, or it is named with the error that it ends in."""
     expected = NOT_IN_BFLOAT16.get(case.name.partition("[")[0], "")
