@@ -25,7 +25,7 @@ NOT_SAVED = {
     "qwen_image_layered": _NO_VIDEO_PROCESSOR,
     "sd3_multi_controlnet": "'SD3MultiControlNetModel' object has no attribute 'save_config'",
 }
-"""Cases that diffusers itself cannot save, and its message."""
+"""Cases that diffusers itself cannot save, and its message; some for their processor, which has no part for videos: that takes torchvision."""
 
 NOT_LOADED = {
     "qwen_image_multi_controlnet": "missing 1 required positional argument: 'controlnets'",
