@@ -7,6 +7,7 @@ import zlib
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
+import attrs
 import pytest
 import torch
 
@@ -32,18 +33,26 @@ def torch_state():
     assert not torch.is_inference_mode_enabled()
 
 
+@pytest.fixture(autouse=True)
+def simulated_settings():
+    """What a test sets on the simulated accelerator holds for that test: a slow copy left behind would slow down all after it."""
+    yield
+    if hasattr(torch, "sim"):  # installed
+        from omni_offload.testing import sim
+
+        sim.configure(**attrs.asdict(sim.Settings()))
+
+
 @pytest.fixture
 def device():
     """Return the simulated accelerator: threads mode, poison on, races recorded; nothing may be left on it, and no race."""
     from omni_offload.testing import sim
 
     device = sim.install(mode="threads", races="record", poison=True)
-    sim.configure(capacity=0, pinned_capacity=0, fail_alloc_in=-1)
     sim.reset_races()
     sim.reset_counters()
     sim.reset_peak()
-    yield device
-    sim.configure(mode="threads", races="record", poison=True, capacity=0, pinned_capacity=0, fail_alloc_in=-1)
+    return device
 
 
 @pytest.hookimpl(tryfirst=True)  # before those are left out that are marked

@@ -135,7 +135,8 @@ def test_settings_are_put_back(device):
         )
         assert sim.current_settings() == before
         assert torch.accelerator.current_stream() == stream
-        assert gc.get_freeze_count() == frozen
+        assert (gc.get_freeze_count() > 0) is (frozen > 0)
+        assert gc.get_freeze_count() <= frozen  # a frozen object that dies is counted no more
         assert sys.gettrace() is trace
     finally:
         torch.accelerator.set_stream(torch.sim.default_stream(0))
