@@ -103,6 +103,7 @@ def _vocoder() -> Any:
                 resblock_kernel_sizes=[3, 7],
                 resblock_dilation_sizes=[[1, 3, 5], [1, 3, 5]],
                 normalize_before=False,
+                initializer_range=0.2,
             )
         )
     )

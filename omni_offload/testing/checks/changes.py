@@ -137,14 +137,20 @@ def check_casts_within_calls(bench: Bench) -> None:
 
 @contextlib.contextmanager
 def _cast_once(bench: Bench, pipeline: Any) -> Iterator[None]:
-    """At the first use of every component, round its weights and the next one's through float16."""
+    """At the first use of every component, round its weights and the next one's through float16.
+
+    Components of several types are left alone: a cast makes them one type, and upstream does not run then.
+    """
     components = bench.components(pipeline)
+    mixed = {path for path, module in components.items() if len({p.dtype for p in module.parameters() if p.is_floating_point()}) > 1}
+    if mixed:
+        bench.note = f"upstream keeps parts of {', '.join(sorted(mixed))} in another type, which a cast undoes"
     pairs = list(probes(bench, pipeline))
     done: set[str] = set()
 
     def round_weights(path: str) -> None:
         dtype = first_weight(dict(pairs)[path]).dtype
-        if path not in done and dtype.is_floating_point:
+        if path not in done | mixed and dtype.is_floating_point:
             done.add(path)
             components[path].to(torch.float16).to(dtype)
 

@@ -22,7 +22,9 @@ def check_peak(bench: Bench) -> None:
         staying = bench.staying(pipeline, **keys)
         allowed = device_size([components[path] for path in staying]) + 512 * len(components)
         allowed += bench.largest_group(pipeline, staying) + bench.reference.activations + _SLACK
-        allowed += sum(size for path, size in bench.reference.recast.items() if path in staying)  # what it was is held until its next use
+        for path in staying & bench.reference.recast.keys():
+            allowed += bench.reference.recast[path]  # what it was is held until its next use,
+            allowed += device_size([components[path]], alignment=512) - device_size([components[path]])  # each weight alone after a cast
         base = bench.allocated()
         bench.reset_peak()
         with bench.enabled(pipeline, **keys):
