@@ -53,6 +53,19 @@ def test_pipelines_are_fresh(case):
     assert not one & other
 
 
+def test_weights_are_drawn(case, monkeypatch):
+    """No weight is left as memory happens to be: where fresh memory is filled, none is as it was filled."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    try:
+        pipeline = case.make_pipeline()
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    weights = {f"{name}.{path}": weight for name, module in modules.items() for path, weight in module.named_parameters()}
+    assert [name for name, weight in weights.items() if weight.isnan().any()] == []
+
+
 @pytest.mark.parametrize("case", PROMPTED, ids=lambda case: case.name)
 def test_prompts_matter(case):
     """Another prompt gives another output: the encoders take part."""
