@@ -34,7 +34,8 @@ def get_offload_backend(od_config: Any, device: torch.device | None = None, *, m
         od_config: An `OffloadConfig`, an `OmniDiffusionConfig`, any object with its attributes (a missing one takes its default),
             or a resolved plan.
         device: Where components run; None for the current accelerator.
-        mesh: The device mesh of a distributed strategy.
+        mesh: The mesh of all ranks. It says where this rank stands, and asks for nothing: only a distributed strategy gathers
+            along it, and with the others every rank is on its own, as with the sizes of `parallel_config`.
 
     Returns:
         The backend; None where the configuration asks for no offload, or no accelerator supports it.

@@ -114,7 +114,6 @@ class BlockRing:
         """
         begun, self._begun = self._begun, False
         self._order.end(learn=not self._failed)
-        landing, self._landing = self._landing, None
         if begun and (times := self._timing) is not None:
             if self._failed:
                 times.forget()
@@ -122,8 +121,10 @@ class BlockRing:
                 self._to_time -= 1
                 times.end()
                 self.timed = times.read(self._all)
+        landing = self._landing
         if landing is not None and not landing.query():
             self.pool.accelerator.block_on(landing)  # copies land in order: those before it have, too
+        self._landing = None  # last: a wait that was interrupted is waited again
 
     def settle(self) -> None:
         """Bind every block to its masters, whatever an interrupt left. Idempotent; the first failure is raised after every step ran."""

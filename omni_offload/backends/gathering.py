@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from omni_offload.accelerator import Accelerator
 from omni_offload.backends.agreement import Agreement
+from omni_offload.backends.failures import raise_error
 from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.errors import OffloadStateError
 from omni_offload.ranks import begin_gather, gather_into, open_group
@@ -124,15 +125,25 @@ class Gathering:
             return work()
         except BaseException as error:
             self.end(f"a gather of weights failed ({type(error).__name__}: {error})", failed=True)
-            self._stop()
+            self._stop(error)
             if isinstance(error, Exception):
                 raise OffloadStateError(f"{self.ended}; {_ADVICE}") from error
             raise
 
-    def _stop(self) -> None:
-        """Let nothing write to memory that is given up next: end what is under way, and wait for the device."""
+    def _stop(self, error: BaseException) -> None:
+        """Let nothing write to memory that is given up next: end what is under way, and wait for the device.
+
+        What fails in that is noted on the error that it is done for; an interrupt is raised.
+        """
         steps = [("abort the gathers", self._weights.abort), ("wait for the device", self._accelerator.block)]
-        run_cleanup_steps(steps)
+        second = run_cleanup_steps(steps)
+        try:
+            if second is not None:
+                error.add_note(f"ending the gathers failed too: {second!r}")
+            if not isinstance(second, Exception):
+                raise_error(second)
+        finally:
+            del second  # no cycle with its traceback
 
     # ---- in step -----------------------------------------------------------------------------------------------------------
 

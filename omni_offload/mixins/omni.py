@@ -34,7 +34,7 @@ class OmniOffloadMixin(ComponentDiscoveryMixin, ModelCpuOffloadMixin):
         Args:
             config: What is asked for; a plain string is a mode, None is "module".
             device: Where components run; None for the current accelerator.
-            mesh: The device mesh of a distributed strategy.
+            mesh: The mesh of all ranks, along which a distributed strategy gathers; with the others every rank is on its own.
             selector_keys: Keys of the selector, such as `device_memory="12GiB"`.
 
         Returns:

@@ -645,6 +645,41 @@ def test_an_interrupted_gather(make, ranks, x, monkeypatch):
     ranks.all(rank)
 
 
+@pytest.mark.parametrize("second", [ValueError, KeyboardInterrupt])
+def test_what_fails_after_a_gather_that_failed(make, ranks, x, second):
+    """What else fails while the gathers are ended is noted on the error; an interrupt passes as it is."""
+    ranks.limit = dt.timedelta(seconds=3)
+
+    def rank(index, device):
+        pipe = make()
+        backend = pipe.enable_omni_offload("layer", device=device, **GATHER)
+        own = backend._gathering._accelerator
+        if index == 0:
+            backend._gathering._accelerator = types.SimpleNamespace(
+                gather=_raising(KeyError("told to")), block=_raising(second("no device"))
+            )
+        with pytest.raises(second if (index, second) == (0, KeyboardInterrupt) else OffloadStateError) as info:
+            pipe(x)
+        if index == 0:
+            assert f"ending the gathers failed too: {second.__name__}('no device')" in _notes(info.value)
+        backend._gathering._accelerator = own
+        _ends(pipe, "cannot be used: ")
+
+    ranks.all(rank)
+
+
+def _notes(error):
+    """What is noted on an error and on those that led to it."""
+    return [] if error is None else [*getattr(error, "__notes__", ()), *_notes(error.__cause__ or error.__context__)]
+
+
+def _raising(error):
+    def work(*_, **__):
+        raise error
+
+    return work
+
+
 def test_an_interrupted_wait_at_the_end_of_a_call(make, ranks, x):
     """Who was interrupted while it heard the others does not know what they did, and gathers nothing with them from then on."""
     ranks.limit = dt.timedelta(seconds=3)

@@ -229,6 +229,26 @@ def test_masters_are_free_when_a_pass_is_over(ring, mode):
     ring.run()
 
 
+def test_an_interrupted_wait_for_copies_is_waited_again(ring, monkeypatch):
+    """Masters are not given back to whoever edits them before the copies that read them have landed, also where the wait was cut short."""
+    sim.configure(mode="virtual", copy_latency=1e-3)
+    waited = []
+    own = Accelerator.block_on
+
+    def block_on(self, event):
+        waited.append(event)
+        if len(waited) == 1:
+            raise KeyboardInterrupt
+        own(self, event)
+
+    monkeypatch.setattr(Accelerator, "block_on", block_on)
+    with pytest.raises(KeyboardInterrupt):
+        ring.pipe.transformer(ring.y)
+    assert waited[1] is waited[0]
+    sim.configure(copy_latency=0.0)
+    ring.run()
+
+
 def test_edits_of_every_kind_are_seen_in_every_place(ring):
     """In place, through `.data` and by a new object, in blocks that lie in slots, in those that do not, and in the rest."""
     for edit in (lambda p: p.add_(0.1), lambda p: p.data.mul_(1.5)):

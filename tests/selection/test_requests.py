@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import attrs
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from omni_offload import OmniOffloadMixin, get_offload_backend
 from omni_offload.config import (
@@ -176,6 +179,18 @@ def test_the_factory_takes_a_resolved_plan(device):
 def test_a_mesh_is_a_mesh(device):
     assert "mesh is 'dp'" in _message(get_offload_backend, OffloadConfig(strategy="model_level"), device, mesh="dp")
     assert "mesh is 3" in _message(Pipe().enable_omni_offload, device=device, mesh=3)
+
+
+def test_a_mesh_asks_for_nothing(device):
+    """Where nothing is gathered a rank is on its own, and a mesh makes no other request of the same one."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        pipeline = Pipe()
+        with pipeline.enable_omni_offload("module", device=device, mesh=mesh) as backend:
+            assert pipeline.enable_omni_offload("module", device=device) is backend
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("config", ["auto", {"mode": "auto"}])
