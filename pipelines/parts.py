@@ -12,8 +12,9 @@ __all__ = ["ENTRY_POINTS", "T5_PLAN", "TransformerParts", "with_adapter", "with_
 T5_PLAN = OffloadPlan(
     block_attrs={"transformer": ("transformer_blocks",)},
     encoder_block_attrs={"text_encoder": ("encoder.block",)},
+    encoder_dlo_weight_replication={"text_encoder"},
 )
-"""For a DiT with one list of blocks, after a T5 encoder."""
+"""For a DiT with one list of blocks, after a T5 encoder, which runs once a prompt: alike on all ranks."""
 
 ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {"vae": ("encode", "decode"), "": ("encode_prompt",)}
 

@@ -17,6 +17,7 @@ ENCODERS: tuple[str, ...] = ("text_encoder", "text_encoder_2")
 PLAN = OffloadPlan(
     block_attrs={"transformer": BLOCKS},
     encoder_block_attrs={"text_encoder": ("encoder.layers",), "text_encoder_2": ("encoder.block",)},
+    encoder_dlo_weight_replication=ENCODERS,
 )
 
 ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {**TEXT_ENTRY_POINTS, "": (*TEXT_ENTRY_POINTS[""], "encode_image")}

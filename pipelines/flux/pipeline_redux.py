@@ -22,6 +22,7 @@ class OmniFluxPriorReduxPipeline(OmniOffloadMixin, FluxPriorReduxPipeline):
     _vae_modules: ClassVar[list[str]] = []
     _co_resident_modules: ClassVar[list[tuple[str, ...]]] = [ENCODERS]
     _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
-        encoder_block_attrs={"image_encoder": ("encoder.layers",), **PLAN.encoder_block_attrs}
+        encoder_block_attrs={"image_encoder": ("encoder.layers",), **PLAN.encoder_block_attrs},
+        encoder_dlo_weight_replication=ENCODERS,
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("encode_prompt", "encode_image")}

@@ -18,6 +18,7 @@ BLOCKS: tuple[str, ...] = ("transformer_blocks",)
 PLAN = OffloadPlan(
     block_attrs={"transformer": BLOCKS},
     encoder_block_attrs={"text_encoder": ("model.visual.blocks", "model.language_model.layers")},
+    encoder_dlo_weight_replication={"text_encoder"},
 )
 
 

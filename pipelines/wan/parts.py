@@ -13,6 +13,7 @@ __all__ = ["ENTRY_POINTS_WITH_PICTURE", "PLAN", "PLAN_OF_TWO", "WanParts", "WanP
 PLAN = OffloadPlan(
     block_attrs={"transformer": ("blocks",)},
     encoder_block_attrs={"text_encoder": ("encoder.block",)},
+    encoder_dlo_weight_replication={"text_encoder"},
 )
 
 PLAN_OF_TWO = attrs.evolve(PLAN, block_attrs={"transformer": ("blocks",), "transformer_2": ("blocks",)})

@@ -32,6 +32,7 @@ class OmniWanImageToVideoPipeline(OmniOffloadMixin, WanImageToVideoPipeline):
     _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
         block_attrs={"transformer": ("blocks",), "transformer_2": ("blocks",)},
         encoder_block_attrs={"text_encoder": ("encoder.block",), "image_encoder": ("encoder.layers",)},
+        encoder_dlo_weight_replication={"text_encoder"},
     )
     _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "vae": ("encode", "decode"),
