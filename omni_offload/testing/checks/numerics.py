@@ -1,6 +1,7 @@
 """The outputs are those of a resident run, and nothing depends on luck."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ def _call_twice(bench: Bench, **keys: object) -> None:
 
 
 def check_numerics_on_least_budget(bench: Bench) -> None:
-    """On the least device_memory that is accepted two calls equal the resident run; a byte less is refused, with nothing touched."""
+    """On the least device_memory two calls equal the resident run; a byte less than is accepted is refused, with nothing touched."""
     pipeline = bench.fresh()
-    least = least_budget(bench, pipeline)
+    least = _accepted_budget(bench, pipeline)
     base, pinned = bench.allocated(), bench.pinned()
     try:
         bench.enable(pipeline, device_memory=least - 1)
@@ -44,14 +45,32 @@ def check_numerics_on_least_budget(bench: Bench) -> None:
         bench.fail(
             f"a budget for what stays and the largest group of components ({bound} bytes) to be accepted", f"the least is {least} bytes"
         )
-    _call_twice(bench, device_memory=least)
+    _call_twice(bench, device_memory=least_budget(bench, pipeline))
 
 
 def least_budget(bench: Bench, pipeline: Any) -> int:
-    """Return the least `device_memory` in bytes that enabling accepts, found once a bench: the refusal names it, else by halving.
+    """Return the least `device_memory` in bytes that a call runs with: what enabling accepts, or more where the call casts a component.
 
     Raises:
         NotRun: The pipeline owns its offload by hand and takes no budget.
+    """
+    return max(_accepted_budget(bench, pipeline), *_cast_sizes(bench, pipeline), 0)
+
+
+def _cast_sizes(bench: Bench, pipeline: Any) -> Iterator[int]:
+    """Yield, for every component that a call casts, the device bytes of it, of those that move with it, and of what stays."""
+    staying, components = bench.staying(pipeline), bench.components(pipeline)
+    stays = device_size([components[path] for path in staying])
+    for path in bench.reference.recast.keys() - staying:
+        others = bench.group(pipeline, path) - staying - {path}
+        yield bench.reference.recast[path] + stays + bench.turn(pipeline, others)
+
+
+def _accepted_budget(bench: Bench, pipeline: Any) -> int:
+    """Return the least that enabling accepts, found once a bench: the refusal names it, else by halving.
+
+    Raises:
+        NotRun: As `least_budget`.
     """
     if bench.by_hand(pipeline):
         raise NotRun("the pipeline owns its model-level offload by hand, and takes no byte budget")

@@ -35,7 +35,10 @@ class Settings:
         launch: Host seconds for every queued operation, virtual mode only.
         flops: FLOP/s of a device, virtual mode only; 0: unlimited. A kernel takes the longer of arithmetic and memory.
         memory_gbps: Device memory, in 10^9 bytes/s, virtual mode only; 0: unlimited.
-        collective_gbps: Collectives, in 10^9 bytes of all arguments a second; 0: unlimited.
+        collective_gbps: The link to the other ranks, in 10^9 bytes/s; 0: unlimited. Each device has one engine for collectives, which
+            run beside copies and kernels. Of W ranks an all-gather, a reduce-scatter and an all-to-all take (W - 1) / W of
+            the whole, an all-reduce twice that, a scatter and a gather W - 1 pieces, all others what they carry, once.
+        collective_latency: Seconds added to every collective of more than one rank.
         fail_alloc_in: So many device allocations succeed, the next one raises `torch.OutOfMemoryError`, once: 0 fails
             the very next one. Negative: off.
         fail_pin_in: As `fail_alloc_in`, for pinning and registering host memory, with a `RuntimeError`.
@@ -54,6 +57,7 @@ class Settings:
     flops: float = 1e14
     memory_gbps: float = 1000.0
     collective_gbps: float = 0.0
+    collective_latency: float = 0.0
     fail_alloc_in: int = -1
     fail_pin_in: int = -1
 
@@ -87,6 +91,7 @@ _CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "flops": _AMOUNT,
     "memory_gbps": _AMOUNT,
     "collective_gbps": _AMOUNT,
+    "collective_latency": _AMOUNT,
     "fail_alloc_in": _COUNTDOWN,
     "fail_pin_in": _COUNTDOWN,
 }

@@ -4,7 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/CPUAllocator.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <string>
 #include <unordered_map>
@@ -68,12 +68,14 @@ c10::Storage adopt(const c10::Storage& s, Device d) {  // takes over a CPU stora
 
 // ---- what is known of an operator --------------------------------------------------------------------------------------------
 enum class Flop { None, Matmul, Addmm, Attention, Convolution };
+enum class Traffic { None, AllReduce, AllGather, ReduceScatter, AllToAll, Scatter, Gather, Whole };
 struct OpInfo {
   const char* name;
   bool mixes;       // takes CPU tensors beside the device's
   bool host_reads;  // the host needs the result before it can go on
   bool view;        // neither reads nor writes elements
   bool collective;
+  Traffic traffic;
   Flop flop;
   std::optional<size_t> generator;  // which argument is one
 };
@@ -91,6 +93,15 @@ std::optional<size_t> generator_of(const c10::FunctionSchema& schema) {
     if (schema.arguments()[i].type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()))) return i;
   return std::nullopt;
 }
+Traffic traffic_of(const std::string& name) {
+  static const std::pair<const char*, Traffic> known[] = {  // the first that is found in the name
+      {"barrier", Traffic::None},          {"allreduce", Traffic::AllReduce}, {"allgather", Traffic::AllGather},
+      {"reduce_scatter", Traffic::ReduceScatter}, {"alltoall", Traffic::AllToAll},   {"scatter", Traffic::Scatter},
+      {"gather", Traffic::Gather}};
+  for (const auto& [part, traffic] : known)
+    if (name.find(part) != std::string::npos) return traffic;
+  return Traffic::Whole;  // broadcast, reduce, send, receive
+}
 OpInfo describe(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> mixed = {
       "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index", "aten::copy_",
@@ -103,7 +114,7 @@ OpInfo describe(const c10::OperatorHandle& op) {
   const auto f = flops.find(name);
   return {name.c_str(), mixed.count(name) > 0,
           op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape), is_view(schema),
-          name.rfind("c10d::", 0) == 0, f == flops.end() ? Flop::None : f->second, generator_of(schema)};
+          name.rfind("c10d::", 0) == 0, traffic_of(name), f == flops.end() ? Flop::None : f->second, generator_of(schema)};
 }
 const OpInfo& info_of(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const void*, OpInfo> cache;
@@ -125,7 +136,8 @@ struct Call {
   c10::SmallVector<Tensor, 4> operands;  // by position, for the FLOP count
   std::optional<Device> device, asked;   // where it runs; what a device argument says
   bool host_tensor = false;
-  double bytes = 0;
+  double bytes = 0, written = 0;
+  int ranks = 1;  // of the group of a collective
 
   explicit Call(const OpInfo& op) : op(op) {}
 
@@ -165,6 +177,7 @@ struct Call {
     if (auto b = op.view ? nullptr : block_of(t.storage())) {
       uses.push_back(use_of(t, std::move(b), write));
       bytes += uses.back().hi - uses.back().lo;
+      if (write) written += uses.back().hi - uses.back().lo;
     }
     args.push_back({t, lent, write});
     return lent;
@@ -266,6 +279,7 @@ void Call::take_all(const c10::FunctionSchema& schema, torch::jit::Stack& stack)
     const bool write = op.collective ? arg.name().rfind("output", 0) == 0 || arg.name() == "tensors"
                                      : arg.alias_info() && arg.alias_info()->isWrite();
     take(stack[base + i], write);
+    if (op.collective && arg.name() == "process_group") ranks = stack[base + i].toCustomClass<c10d::ProcessGroup>()->getSize();
   }
   if (asked && asked->type() == kSim) device = asked;
   if (op.generator) lend_generator(stack[base + *op.generator]);
@@ -307,12 +321,35 @@ struct Work final : c10d::Work {
   }
 };
 
+// Bytes that a rank sends, or receives, over its link: those of the algorithms that take no more than they must (rings, and direct
+// exchange); a broadcast and a reduction are pipelined from rank to rank.
+double algorithm_bytes(const Call& c) {
+  const double read = c.bytes - c.written, others = c.ranks - 1, share = others / c.ranks;
+  switch (c.op.traffic) {
+    case Traffic::AllReduce: return 2 * share * c.written;
+    case Traffic::AllGather: case Traffic::AllToAll: return share * c.written;
+    case Traffic::ReduceScatter: return share * read;
+    case Traffic::Scatter: return others * c.written;
+    case Traffic::Gather: return others * read;
+    case Traffic::Whole: return others > 0 ? std::max(read, c.written) : 0;
+    case Traffic::None: break;
+  }
+  return 0;
+}
+
 void finish_collective(Call& c, Stream* s, double start, torch::jit::Stack& stack, size_t results) {
-  const double duration = over(c.bytes, R().cfg.collective);
+  const double bytes = algorithm_bytes(c);
+  const double duration = bytes > 0 ? R().cfg.collective_latency + over(bytes, R().cfg.collective) : 0;
   {
     std::lock_guard<std::mutex> l(R().mu);
-    if (R().is_virtual()) R().charge_locked(s, duration, R().collective_free[s->dev], c.op.name, c.bytes);
-    else R().span_locked(s, c.op.name, start, start + duration, c.bytes);
+    auto& busy_until = R().is_virtual() ? R().collective_free[s->dev] : R().collective_free_wall[s->dev];
+    if (R().is_virtual()) {
+      R().charge_locked(s, duration, busy_until, c.op.name, bytes);
+    } else {
+      start = std::max(start, busy_until);
+      busy_until = start + duration;
+      R().span_locked(s, c.op.name, start, start + duration, bytes);
+    }
   }
   auto& v = stack.back();
   if (!results || !v.isCustomClass()) return;

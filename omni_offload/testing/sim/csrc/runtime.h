@@ -33,6 +33,7 @@ struct Settings {
   double bandwidth[kDirections] = {0, 0, 0};             // bytes/s, 0: unlimited
   double copy_latency = 0, launch = 0;                   // s
   double flops = 0, memory = 0, collective = 0;          // FLOP/s, bytes/s, bytes/s; 0: unlimited
+  double collective_latency = 0;                         // s
   int64_t fail_alloc_in = -1, fail_pin_in = -1;          // so many succeed, then one fails; negative: off
 };
 
@@ -81,7 +82,7 @@ struct Runtime {
   double host_time = 0;  // virtual seconds
   double copy_free[kMaxDevices][kDirections] = {}, copy_free_wall[kMaxDevices][kDirections] = {};  // when an engine is free
   double compute_free[kMaxDevices] = {}, compute_free_wall[kMaxDevices] = {};
-  double collective_free[kMaxDevices] = {};
+  double collective_free[kMaxDevices] = {}, collective_free_wall[kMaxDevices] = {};
   MemoryStats memory[kMaxDevices], pinned;
   std::map<const char*, BlockP> pins;  // pinned ranges by first byte
   std::vector<std::pair<BlockP, std::vector<MarkerP>>> deferred;  // freed, but recorded on streams

@@ -273,6 +273,7 @@ void configure(const py::dict& d) {  // every setting, checked by the caller
   c.flops = d["flops"].cast<double>();
   c.memory = d["memory_gbps"].cast<double>() * 1e9;
   c.collective = d["collective_gbps"].cast<double>() * 1e9;
+  c.collective_latency = d["collective_latency"].cast<double>();
   c.fail_alloc_in = d["fail_alloc_in"].cast<int64_t>();
   c.fail_pin_in = d["fail_pin_in"].cast<int64_t>();
 }
