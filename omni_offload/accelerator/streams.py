@@ -50,6 +50,11 @@ class Accelerator:
         """The stream that collectives of weights are ordered on: beside copies, and beside the caller's kernels and collectives."""
         return torch.Stream(self.device)
 
+    @functools.cached_property
+    def landing_stream(self) -> torch.Stream:
+        """The stream that waits for collectives of weights: by then the gather stream may wait for copies of later ones."""
+        return torch.Stream(self.device)
+
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return `nbytes` of device memory (uint8) that belong to the copy stream.
 
@@ -100,10 +105,10 @@ class Accelerator:
 
     def end_gather(self, work: Iterable[_Waitable]) -> torch.Event:
         """Return an event that fires when collectives are done; the host blocks where their backend runs them on the host (gloo)."""
-        with self.gather_stream:
+        with self.landing_stream:
             for one in work:
                 one.wait()
-        return self.gather_stream.record_event()
+        return self.landing_stream.record_event()
 
     def record_compute(self) -> tuple[torch.Stream, torch.Event]:
         """Return the current stream and an event that fires when all kernels queued on it so far are done."""

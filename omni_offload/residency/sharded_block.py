@@ -166,15 +166,17 @@ class ShardedBlock(BlockResidency):
                 self.slot, slot.tenant = slot, self
             self._land()
             self._filled = False
-            self._gatherer.begin(self.name)
-            if (recorder := self._accelerator.recorder) is not None:
-                recorder.copies_for(self.name)
-            slot.order_after_uses()
-            for piece, own, whole in shard.chunks(slot.targets_of(shard.layout)):
-                self._context.host.copy(own, piece, pinned=shard.pinned)
-                self.counters.bytes_in += piece.numel()
-                self._landings.append(self._gatherer.gather(whole, own))
+            self._gatherer.gather_block(self.name, functools.partial(self._gather_into, slot, shard))
             self._filled = True
+
+    def _gather_into(self, slot: Slot, shard: Shard) -> None:
+        if (recorder := self._accelerator.recorder) is not None:
+            recorder.copies_for(self.name)
+        slot.order_after_uses()
+        for piece, own, whole in shard.chunks(slot.targets_of(shard.layout)):
+            self._context.host.copy(own, piece, pinned=shard.pinned)
+            self.counters.bytes_in += piece.numel()
+            self._landings.append(self._gatherer.gather(whole, own))
 
     def _land(self) -> None:
         """Let what follows in the slot wait for the gathers that were queued."""
@@ -182,7 +184,7 @@ class ShardedBlock(BlockResidency):
             landings, self._landings = self._landings, []
             slot = self.slot
             slot.ready = landed = self._gatherer.landed(landings)
-            slot.uses[self._accelerator.gather_stream.stream_id] = landed
+            slot.uses[self._accelerator.landing_stream.stream_id] = landed
 
     @override
     def bind(self) -> None:
@@ -259,7 +261,7 @@ class ShardedBlock(BlockResidency):
         if self._origin is not None:
             self._bind_to(self._origin)
         elif not self._gatherer.lose(self.name):
-            self._origin = shard.make_whole()  # first: a binding that is cut short is done again
+            self._origin = self._gatherer.make_whole(self.name, shard.make_whole)  # first: a binding that is cut short is done again
             self._bind_to(self._origin)
         self._follow()
 

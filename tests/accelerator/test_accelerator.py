@@ -196,3 +196,38 @@ def test_without_limits_it_is_the_machines_memory(cgroups, tmp_path, monkeypatch
     (tmp_path / "self").unlink()
     monkeypatch.delattr(module.os, "sysconf")
     assert host_memory_limit() is None
+
+
+class _Collective:
+    """Runs on a stream of its own, as a backend's collectives do, behind the stream that begins it."""
+
+    def __init__(self, stream, seconds):
+        stream.wait_stream(torch.accelerator.current_stream())
+        with stream:
+            sim.spin(seconds)
+        self._done = stream.record_event()
+
+    def wait(self):
+        torch.accelerator.current_stream().wait_event(self._done)
+
+
+def test_a_gather_has_landed_before_later_copies_have(engine, device):
+    """Whoever waits for a gather does not wait for the copies of gathers that were queued behind it."""
+    sim.configure(mode="virtual", launch=0.0, copy_latency=0.0, h2d_gbps=1.0)
+    source, target = PinnedMemory(engine, 1_000_000), engine.allocate(1_000_000)
+    collectives = torch.Stream(device)
+    start = torch.Event(device, enable_timing=True)
+    start.record(engine.copy_stream)
+    landed = []
+    for nbytes in (1000, 999_000):  # at 1 GB/s the second takes 999 us to be copied
+        engine.copy(target[:nbytes], source.raw[:nbytes])
+        landed.append(engine.gather(lambda: _Collective(collectives, 5e-6)))
+    moments = []
+    for work in landed:
+        waiting = torch.Stream(device)
+        waiting.wait_event(engine.end_gather([work]))
+        moments.append(torch.Event(device, enable_timing=True))
+        moments[-1].record(waiting)
+    engine.block()
+    assert [start.elapsed_time(moment) for moment in moments] == pytest.approx([0.006, 1.005])
+    source.unpin()

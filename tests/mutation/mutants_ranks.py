@@ -16,6 +16,14 @@ RANKS = (
         (f"{_GATHERED}test_call",),
     ),
     Mutant(
+        "gathers-wait-for-later-copies",
+        "accelerator/streams.py",
+        "        with self.landing_stream:\n",
+        "        with self.gather_stream:\n",
+        "a block waits for the copies of blocks that are fetched behind it",
+        ("tests/accelerator/test_accelerator.py::test_a_gather_has_landed_before_later_copies_have",),
+    ),
+    Mutant(
         "gathered-block-does-not-wait",
         "residency/sharded_block.py",
         "            self._await([slot.ready])\n",
@@ -34,7 +42,7 @@ RANKS = (
     Mutant(
         "copy-over-a-gather",
         "residency/sharded_block.py",
-        "            slot.uses[self._accelerator.gather_stream.stream_id] = landed\n",
+        "            slot.uses[self._accelerator.landing_stream.stream_id] = landed\n",
         "",
         "a slot whose block did not run is filled while it is gathered into",
         (f"{_GATHERED}test_call", f"{_GATHERED}test_any_order_that_is_the_same_everywhere"),
