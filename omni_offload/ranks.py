@@ -11,8 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from omni_offload.config.checks import raise_problems
 from omni_offload.config.parallel import DiffusionParallelConfig, gather_axis, parallel_problems, rank_layout, read_parallel
 from omni_offload.errors import OffloadConfigError, quoted
+from omni_offload.refusals import NAMELESS_MESH, NO_WORLD, OTHER_MESH, OUTSIDE_MESH
 
-__all__ = ["begin_gather", "gather_group", "gather_into", "gather_ranks", "open_group"]
+__all__ = ["begin_gather", "gather_group", "gather_into", "gather_ranks", "open_group", "tensor_ranks"]
 
 
 def gather_group(parallel_config: object, *, mesh: DeviceMesh | None = None) -> dist.ProcessGroup | None:
@@ -47,17 +48,40 @@ def gather_ranks(parallel_config: object, *, mesh: DeviceMesh | None = None) -> 
     Raises:
         OffloadConfigError: As for `gather_group`.
     """
+    parallel = _read(parallel_config)
+    return _ranks(parallel, gather_axis(parallel), mesh)
+
+
+def tensor_ranks(parallel_config: object, *, mesh: DeviceMesh | None = None) -> tuple[int, ...]:
+    """Return the ranks that hold the other parts of this rank's weights, and itself, in their order: those of tensor parallelism.
+
+    Args:
+        parallel_config: As for `gather_group`.
+        mesh: As for `gather_group`.
+
+    Raises:
+        OffloadConfigError: As for `gather_group`.
+    """
+    parallel = _read(parallel_config)
+    return (dist.get_rank() if dist.is_initialized() else 0,) if parallel.use_hsdp else _ranks(parallel, "tp", mesh)
+
+
+def _read(parallel_config: object) -> DiffusionParallelConfig:
     problems: list[str] = []
     parallel = read_parallel(parallel_config, problems)
     raise_problems("The gather group", [*problems, *parallel_problems(parallel)])
+    return parallel
+
+
+def _ranks(parallel: DiffusionParallelConfig, axis: str, mesh: DeviceMesh | None) -> tuple[int, ...]:
     if mesh is not None:
-        return _of_mesh(parallel, mesh)
+        return _of_mesh(parallel, axis, mesh)
     if dist.is_available() and dist.is_initialized():
-        return _of_world(rank_layout(parallel, world_size=dist.get_world_size()), gather_axis(parallel), dist.get_rank())
+        return _of_world(rank_layout(parallel, world_size=dist.get_world_size()), axis, dist.get_rank())
     try:
         rank_layout(parallel, world_size=1)
     except OffloadConfigError as error:
-        raise OffloadConfigError(f"{error}; torch.distributed is not initialised: call init_process_group() first") from None
+        raise OffloadConfigError(NO_WORLD.of(f"{error}; torch.distributed is not initialised")) from None
     return (0,)
 
 
@@ -69,10 +93,10 @@ def _of_world(axes: Sequence[tuple[str, int]], axis: str, rank: int) -> tuple[in
     return tuple(world[tuple(own)].tolist())
 
 
-def _of_mesh(parallel: DiffusionParallelConfig, mesh: DeviceMesh) -> tuple[int, ...]:
+def _of_mesh(parallel: DiffusionParallelConfig, axis: str, mesh: DeviceMesh) -> tuple[int, ...]:
     names = mesh.mesh_dim_names
     if names is None:
-        raise OffloadConfigError(f"The gather group: mesh {mesh} names no axes; give mesh_dim_names such as ('dp', 'sp', 'tp')")
+        raise OffloadConfigError(NAMELESS_MESH.of(f"The gather group: mesh {mesh} names no axes"))
     asked = {
         "replicate": parallel.hsdp_replicate_size if parallel.use_hsdp else 1,
         "shard": parallel.hsdp_shard_size if parallel.use_hsdp else 1,
@@ -84,14 +108,13 @@ def _of_mesh(parallel: DiffusionParallelConfig, mesh: DeviceMesh) -> tuple[int, 
     raise_problems(
         "The gather group",
         [
-            f"the mesh has {found[name]} ranks on axis {name!r}, and parallel_config asks for {size}; give both the same"
+            OTHER_MESH.of(f"the mesh has {found[name]} ranks on axis {name!r}, and parallel_config asks for {size}")
             for name, size in asked.items()
             if size not in (-1, found[name])
         ],
     )
-    axis = gather_axis(parallel)
     if mesh.get_coordinate() is None:
-        raise OffloadConfigError(f"The gather group: rank {mesh.get_rank()} is not in the mesh {quoted(mesh)}; enable offload on its ranks")
+        raise OffloadConfigError(OUTSIDE_MESH.of(f"The gather group: rank {mesh.get_rank()} is not in the mesh {quoted(mesh)}"))
     return tuple(dist.get_process_group_ranks(mesh.get_group(axis))) if axis in names else (mesh.get_rank(),)
 
 

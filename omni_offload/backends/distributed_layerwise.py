@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime as dt
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,9 +13,10 @@ from omni_offload.backends.distributed_rotation import DistributedRotation
 from omni_offload.backends.gathering import Gathering
 from omni_offload.backends.layerwise import LayerwiseOffloadBackend
 from omni_offload.backends.rotation import Rotation
+from omni_offload.backends.spread import refuse_spread_blocks
 from omni_offload.config import DLOTransfer, OffloadConfig, OffloadPlan
 from omni_offload.errors import OffloadConfigError, OffloadStateError
-from omni_offload.plan import ResolvedOffloadPlan, Treatment, streamed_blocks
+from omni_offload.plan import ResolvedOffloadPlan
 from omni_offload.protocols import DIT_COMPONENT, TEXT_ENCODER_COMPONENT
 from omni_offload.ranks import gather_ranks
 
@@ -126,19 +126,7 @@ class DistributedLayerwiseOffloadBackend(LayerwiseOffloadBackend):
         return made[0]
 
     def _check_plan(self, pipeline: Any, plan: ResolvedOffloadPlan) -> ResolvedOffloadPlan:
-        distributed = sys.modules.get("torch.distributed.tensor")
-        sharded = [
-            f"{path}.{name}"
-            for planned in plan.treated(Treatment.STREAM)
-            for path, block in streamed_blocks(pipeline, planned)
-            for name, parameter in block.named_parameters()
-            if distributed is not None and isinstance(parameter, distributed.DTensor)
-        ]
-        if sharded:
-            raise OffloadConfigError(
-                f"{len(sharded)} weights of blocks that stream are distributed over a mesh already, the first of them {sharded[0]}; every "
-                "weight has one owner: leave them out by fully_shard(ignored_params=streamed_parameters(pipeline, config))"
-            )
+        refuse_spread_blocks(pipeline, plan, self._mesh)
         return plan
 
     @override

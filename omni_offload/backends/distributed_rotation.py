@@ -14,6 +14,7 @@ from omni_offload.backends.streamed import StreamedResidency
 from omni_offload.config import DLOTransfer
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.plan import PlannedComponent, ResolvedOffloadPlan
+from omni_offload.refusals import SHARED_MEMORY, SKIPPING_CACHE
 from omni_offload.residency.managed import unwatched
 from omni_offload.residency.tensors import Entry, group_by_bytes
 
@@ -90,7 +91,7 @@ class DistributedRotation(Rotation):
                 homes = {of[id(entry)] for entry in placement.entries}
                 if len({component for component, _ in homes}) > 1 and any(gathered for _, gathered in homes):
                     names = ", ".join(entry.name for entry in placement.entries)
-                    yield f"{names} share memory, and one of them lies in a block that is gathered; name its module in rest_submodules"
+                    yield SHARED_MEMORY.of(f"{names} share memory, and one of them lies in a block that is gathered")
 
     def _caches(self) -> Iterator[str]:
         for member, residency in self.gathered:
@@ -101,10 +102,8 @@ class DistributedRotation(Rotation):
                 if name.startswith(_SKIPPING)
             }
             if hooks:
-                yield (
-                    f"component {member.name!r} has a cache that skips blocks by what is computed ({', '.join(sorted(hooks))}), which "
-                    "may be others on other ranks; disable_cache() first, or use weight_transfer 'rank-local'"
-                )
+                skips = f"has a cache that skips blocks by what is computed ({', '.join(sorted(hooks))})"
+                yield SKIPPING_CACHE.of(f"component {member.name!r} {skips}, which may be others on other ranks")
 
     @override
     def commit(self) -> None:

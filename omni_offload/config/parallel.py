@@ -6,6 +6,7 @@ import attrs
 
 from omni_offload.config.checks import check_bool, check_int, raise_problems
 from omni_offload.errors import OffloadConfigError, quoted
+from omni_offload.refusals import HSDP_BESIDE_OTHERS, OTHER_WORLD
 
 __all__ = [
     "DiffusionParallelConfig",
@@ -81,7 +82,7 @@ def parallel_problems(parallel: DiffusionParallelConfig) -> list[str]:
     """What no world can serve: HSDP beside sequence or tensor parallelism."""
     others = {name: getattr(parallel, name) for name in ("sequence_parallel_size", "tensor_parallel_size")}
     return [
-        f"parallel_config has use_hsdp with {name}={size}; use HSDP alone, or switch it off"
+        HSDP_BESIDE_OTHERS.of(f"parallel_config has use_hsdp with {name}={size}")
         for name, size in others.items()
         if parallel.use_hsdp and size != 1
     ]
@@ -120,10 +121,8 @@ def rank_layout(parallel: DiffusionParallelConfig, *, world_size: int) -> tuple[
         axes = tuple(zip(("dp", "sp", "tp"), sizes, strict=True))
     if math.prod(size for _, size in axes) != world_size:
         given = " x ".join(f"{name} {size}" for name, size in axes)
-        raise OffloadConfigError(
-            f"The layout of ranks: parallel_config asks for {given}, and the world has {world_size} ranks; "
-            "give sizes whose product is the world size, or pass a mesh"
-        )
+        found = f"The layout of ranks: parallel_config asks for {given}, and the world has {world_size} ranks"
+        raise OffloadConfigError(OTHER_WORLD.of(found))
     return axes
 
 

@@ -1,6 +1,5 @@
 """From a configuration and a pipeline to the one plan, without touching either."""
 
-from collections import Counter
 from collections.abc import Iterable
 
 from torch import nn
@@ -15,19 +14,18 @@ from omni_offload.discovery import (
     declared_entry_points,
     find_components,
     find_entry_points,
-    find_module,
-    module_at,
-    modules_outside,
+    look_for_fsdp,
     nearest,
     weights_of,
 )
 from omni_offload.plan.declared import check_plan, pipeline_plan
 from omni_offload.plan.model import PlannedComponent, ResolvedOffloadPlan, Treatment
 from omni_offload.plan.shared import keep_shared
-from omni_offload.plan.topology import Block, blocks_at, check_ownership
+from omni_offload.plan.streamed import parameters_of, taken_problems
+from omni_offload.plan.topology import check_ownership
 from omni_offload.plan.treatment import ComponentPlanner
 
-__all__ = ["resolve_again", "resolve_offload_plan", "streamed_blocks", "streamed_parameters"]
+__all__ = ["resolve_again", "resolve_offload_plan", "streamed_parameters"]
 
 
 def resolve_offload_plan(pipeline: object, config: OffloadConfig) -> ResolvedOffloadPlan:
@@ -43,9 +41,9 @@ def resolve_offload_plan(pipeline: object, config: OffloadConfig) -> ResolvedOff
     Raises:
         ComponentPathError: A declared path leads nowhere or to something else, or a module that holds parameters stands in
             no list.
-        OffloadConfigError: The configuration cannot be served: strategy NONE, HSDP at model level, a block owned twice, a
-            stack of one block asked for, options for what does not stream, nothing to stream, no bytes to manage. Either
-            way the message names every problem.
+        OffloadConfigError: The configuration cannot be served: strategy NONE, weights to be moved that FSDP2 owns, a block owned
+            twice, a stack of one block asked for, options for what does not stream, nothing to stream, no bytes to manage. Either way
+            the message names every problem.
     """
     return _resolve(pipeline, config, served=True)
 
@@ -61,9 +59,15 @@ def _resolve(pipeline: object, config: OffloadConfig, *, served: bool) -> Resolv
     plan = pipeline_plan(pipeline, problems)
     check_plan(pipeline, plan, components, problems)
     _check_initialised(components, problems)
+    for root in [pipeline, *(component.module for component in components)]:
+        if isinstance(root, nn.Module):
+            look_for_fsdp(root)
     planner = ComponentPlanner(pipeline=pipeline, config=config, plan=plan, problems=problems)
     planned = keep_shared(pipeline, components, [planner.plan_component(component) for component in components])
     check_ownership(planner.blocks, problems)
+    if served and not problems.found:
+        for problem in taken_problems(pipeline, config, components, planned):
+            problems.about_config(problem)
     if served:
         _check_served(config, planned, problems)
     kept = tuple(component for component in planned if component.weight_bytes)
@@ -94,8 +98,6 @@ def _check_served(config: OffloadConfig, planned: tuple[PlannedComponent, ...], 
     if config.strategy is OffloadStrategy.NONE:
         problems.about_config("strategy NONE plans nothing; name a mode, such as 'module' or 'layer'")
         return
-    if config.strategy is OffloadStrategy.MODEL_LEVEL and config.use_hsdp:
-        problems.about_config("use_hsdp is True, and model-level offload cannot move sharded weights; switch one off")
     layers = config.strategy is not OffloadStrategy.MODEL_LEVEL
     streaming = {component.kind for component in planned if component.treatment is Treatment.STREAM}
     for kind, options in config.layer_options.items() if layers else ():
@@ -134,25 +136,6 @@ def _co_residents(
     return tuple(dict.fromkeys(found))
 
 
-def streamed_blocks(pipeline: object, component: PlannedComponent) -> tuple[Block, ...]:
-    """The blocks of a planned component, in declared order.
-
-    Args:
-        pipeline: The pipeline that the plan was resolved for.
-        component: A component of the plan.
-
-    Returns:
-        Full path and module of each block; none where the component does not stream.
-
-    Raises:
-        ComponentPathError: The pipeline has changed, and a path leads nowhere.
-    """
-    problems = Problems(f"Blocks of {component.path!r} of {class_name(pipeline)}")
-    blocks = tuple(block for path in component.block_paths for block in blocks_at(pipeline, path, problems))
-    problems.raise_any()
-    return blocks
-
-
 def streamed_parameters(pipeline: object, config: OffloadConfig) -> frozenset[nn.Parameter]:
     """The parameters that stream, for `fully_shard(ignored_params=...)`: every parameter has one owner.
 
@@ -168,20 +151,4 @@ def streamed_parameters(pipeline: object, config: OffloadConfig) -> frozenset[nn
         ComponentPathError, OffloadConfigError: As `resolve_offload_plan`.
     """
     plan = resolve_offload_plan(pipeline, config)
-    streamed: set[nn.Parameter] = set()
-    for component in plan.treated(Treatment.STREAM):
-        problems = Problems(f"Parameters of {component.path!r} of {class_name(pipeline)}")
-        rest = [find_module(pipeline, path, problems) for path in component.rest_paths]
-        outside = {id(inner) for item in rest if item is not None for inner in item.modules()}
-        owners: Counter[nn.Parameter] = Counter()
-        inside: set[int] = set()
-        blocks = streamed_blocks(pipeline, component)
-        for _, block in blocks:
-            modules = [inner for inner in block.modules() if id(inner) not in outside]
-            inside |= {id(inner) for inner in modules}
-            owners.update({p for inner in modules for p in inner.parameters(recurse=False)})
-        whole = module_at(pipeline, component.path)
-        others = [inner for inner in whole.modules() if id(inner) not in inside] + modules_outside(whole, (block for _, block in blocks))
-        shared = {p for inner in others for p in inner.parameters(recurse=False)}
-        streamed |= {p for p, count in owners.items() if count == 1} - shared
-    return frozenset(streamed)
+    return frozenset().union(*(parameters_of(pipeline, component) for component in plan.treated(Treatment.STREAM)))

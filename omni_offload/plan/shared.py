@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from omni_offload.discovery import Component, Problems, weights_of
+from omni_offload.discovery import Component, Problems, managed_weights_of
 from omni_offload.plan.model import PlannedComponent, Treatment
 from omni_offload.plan.topology import blocks_at
 from omni_offload.plan.weights import has_address, plain_tensors
@@ -58,7 +58,7 @@ def _within(path: str, module: nn.Module, shared: set[Hashable]) -> Iterator[str
 
 
 def _places(module: nn.Module) -> Iterator[Hashable]:
-    return _places_of(weights_of(module))
+    return _places_of(managed_weights_of(module))
 
 
 def _places_of(tensors: Iterable[torch.Tensor]) -> Iterator[Hashable]:

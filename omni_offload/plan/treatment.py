@@ -3,11 +3,12 @@
 import attrs
 
 from omni_offload.config import DLOTransfer, OffloadConfig, OffloadPlan, OffloadStrategy, encoder_kind
-from omni_offload.discovery import Component, Problems, find_module
+from omni_offload.discovery import Component, Problems, find_module, fsdp_parameters
 from omni_offload.plan.model import PlannedComponent, Treatment
 from omni_offload.plan.topology import Block, blocks_at, declared_stacks
 from omni_offload.plan.weights import weight_bytes
 from omni_offload.protocols import DIT_COMPONENT, VAE_COMPONENT, supports_component_discovery
+from omni_offload.refusals import UNEQUAL_ENCODER
 
 __all__ = ["ComponentPlanner"]
 
@@ -57,7 +58,7 @@ class ComponentPlanner:
             return attrs.evolve(base, reason="not selected")
         base = attrs.evolve(base, treatment=Treatment.ROTATE, reason="selected")
         layers = self.config.strategy in {OffloadStrategy.LAYERWISE, OffloadStrategy.DISTRIBUTED_LAYERWISE}
-        if not layers or not base.weight_bytes or (self.config.components is None and component.kind == VAE_COMPONENT):
+        if not layers or not _holds_weights(component, base) or (self.config.components is None and component.kind == VAE_COMPONENT):
             return base
         return self._stream(component, base)
 
@@ -121,8 +122,12 @@ class ComponentPlanner:
         if base.kind == DIT_COMPONENT or equal or transfer is DLOTransfer.RANK_LOCAL:
             return transfer
         if self.config.options_for(base.kind).weight_transfer is not None:
-            self.problems.about_config(
-                f"layer_options.{base.kind}.weight_transfer is 'allgather', and _offload_plan does not say that component "
-                f"{base.path!r} has equal weights on all ranks; name it in encoder_dlo_weight_replication, or use 'rank-local'"
-            )
+            found = f"layer_options.{base.kind}.weight_transfer is 'allgather', and _offload_plan does not say that component "
+            self.problems.about_config(UNEQUAL_ENCODER.of(f"{found}{base.path!r} has equal weights on all ranks"))
         return DLOTransfer.RANK_LOCAL
+
+
+def _holds_weights(component: Component, planned: PlannedComponent) -> bool:
+    """Whether a component has weights, also if others own them all."""
+    taken = () if component.module is None else fsdp_parameters(component.module, component.path)
+    return planned.weight_bytes > 0 or any(True for _ in taken)

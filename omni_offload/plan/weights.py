@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from omni_offload.discovery import weights_of
+from omni_offload.discovery import managed_weights_of
 
 __all__ = ["has_address", "plain_tensors", "weight_bytes"]
 
@@ -21,12 +21,12 @@ def weight_bytes(module: nn.Module) -> int:
         module: The module; its weights may be anywhere, on the meta device too.
 
     Returns:
-        Bytes; of a sharded parameter its local shard's, of a wrapper subclass its inner tensors', of one whose shape is not
-        known yet none.
+        Bytes; of a distributed parameter its local part's, of a wrapper subclass its inner tensors', of one whose shape is not
+        known yet, or that is known to be FSDP2's, none.
     """
     spans: dict[torch.device, list[tuple[int, int]]] = {}
     total = 0
-    plain = {id(inner): inner for tensor in weights_of(module) for inner in plain_tensors(tensor)}
+    plain = {id(inner): inner for tensor in managed_weights_of(module) for inner in plain_tensors(tensor)}
     for tensor in plain.values():
         if is_lazy(tensor):
             continue

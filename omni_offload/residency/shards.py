@@ -7,13 +7,14 @@ keeps are its pieces, one behind the other.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import attrs
 import torch
 
 from omni_offload.accelerator import PinnedMemory
 from omni_offload.errors import OffloadStateError
+from omni_offload.refusals import UNWATCHED_WEIGHTS
 from omni_offload.residency.slots import Layout
 from omni_offload.residency.tensors import ALIGNMENT, Placement, align, view_of
 
@@ -22,6 +23,9 @@ __all__ = ["Gatherer", "Shard", "chunks_of", "padded_to_ranks"]
 #: Values of 8 bytes a group that stand for its contents where ranks compare what they hold.
 _SAMPLES = 16
 _WORD = 8
+
+
+_Result = TypeVar("_Result")
 
 
 class Landing(Protocol):
@@ -38,12 +42,15 @@ class Gatherer(Protocol):
     size: int
     chunk_bytes: int
 
-    def begin(self, name: str) -> None:
-        """Note that a block is about to be gathered.
+    def gather_block(self, name: str, work: Callable[[], None]) -> None:
+        """Do what gathers a block on the device. However it fails, nothing is gathered any more.
 
         Raises:
             OffloadStateError: The ranks are not in step any more.
         """
+
+    def make_whole(self, name: str, work: Callable[[], _Result]) -> _Result:
+        """Do what gathers a block on the host, which blocks. However it fails, nothing is gathered any more."""
 
     def gather(self, whole: torch.Tensor, own: torch.Tensor) -> Landing:
         """Gather a chunk on the device, into which this rank's piece was copied last."""
@@ -216,7 +223,8 @@ def refuse_unfit(name: str, placements: Sequence[Placement]) -> None:
     unfit = [entry.name for placement in placements for entry in placement.entries if entry.always_written()]
     if unfit:
         raise OffloadStateError(
-            f"{name} is to be gathered from all ranks, and whether a block writes {', '.join(unfit)} cannot be told: they are inference "
-            "tensors, or buffers of modules in training mode; load the model outside of torch.inference_mode() and call eval(), or use "
-            "weight_transfer 'rank-local'"
+            UNWATCHED_WEIGHTS.of(
+                f"{name} is to be gathered from all ranks, and whether a block writes {', '.join(unfit)} cannot be told: they are "
+                "inference tensors, or buffers of modules in training mode"
+            )
         )

@@ -1,10 +1,9 @@
-"""Tensors whose values lie in inner tensors, as those of quantised weights do.
+"""Tensors whose values lie in inner tensors, as those of quantised weights do, and the local part of one that is distributed over a mesh.
 
 The inner tensors are what is moved: each is a tensor like any other, with a master and a device copy. The outer tensor has no
 bytes, but it has a device, which autograd, autocast and its own operators read: it follows its inner ones, as the same object.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -58,7 +57,8 @@ def _donor(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _inner(tensor: Any) -> Iterator[Leaf]:
     names, _ = tensor.__tensor_flatten__()
-    return ((name, getattr(tensor, name)) for name in names)
+    found = ((name, getattr(tensor, name)) for name in names)
+    return ((name, inner) for name, inner in found if isinstance(inner, torch.Tensor))  # a distributed one names its mesh, too
 
 
 def leaves_of(name: str, tensor: Any) -> tuple[list[Leaf], list[Wrapper]]:
@@ -77,9 +77,6 @@ def leaves_of(name: str, tensor: Any) -> tuple[list[Leaf], list[Wrapper]]:
 
 def wrapper_problem(tensor: torch.Tensor, wrappers: Sequence[Wrapper]) -> str | None:
     """Say why a tensor with inner ones cannot be moved by moving these; None where it can."""
-    distributed = sys.modules.get("torch.distributed.tensor")
-    if distributed is not None and isinstance(tensor, distributed.DTensor):
-        return "it is distributed over a mesh of devices, which says where it lies; leave its component unmanaged"
     if wrappers and tensor.layout is not torch.strided:
         return f"its layout ({tensor.layout}) is not a plain strided one; leave its component unmanaged"
     if any(not list(_inner(wrapper.tensor)) for wrapper in wrappers):

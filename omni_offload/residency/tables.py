@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from omni_offload.discovery import named_modules_of
+from omni_offload.discovery import left_to_fsdp, look_for_fsdp, named_modules_of
 from omni_offload.errors import OffloadConfigError
 from omni_offload.residency.derived import DerivedTensors, derived_names
 from omni_offload.residency.subclasses import Wrapper, leaves_of, wrapper_problem
@@ -27,6 +27,8 @@ _USUAL = {bool, int, float, str, tuple, list, dict, set, type(None), OrderedDict
 class Tables:
     """A snapshot of the tables (parameters, buffers, submodules, tensor attributes) of some modules, to see changes of structure.
 
+    What stands where FSDP2 has taken a parameter is not looked at: it puts whole ones there, and takes them out, as it runs.
+
     What stood in them is kept alive, so that a successor cannot be taken for it.
 
     Attributes:
@@ -36,7 +38,9 @@ class Tables:
 
     def __init__(self, modules: Iterable[torch.nn.Module], wrappers: Sequence[Wrapper] = ()) -> None:
         self.wrappers = wrappers
+        modules = [*modules]
         self._states = [module.__dict__ for module in modules]
+        self._left = [(index, owned) for index, owned in enumerate(map(left_to_fsdp, modules)) if owned]
         self.derived = DerivedTensors(self._states)
         tables = self._read_tables()
         self._lengths = [*map(len, tables)]
@@ -55,7 +59,11 @@ class Tables:
         return any(wrapper.changed() for wrapper in self.wrappers)
 
     def _read_tables(self) -> list[dict[str, Any]]:
-        return [state[name] for state in self._states for name in _TABLES]
+        tables = [state[name] for state in self._states for name in _TABLES]
+        for index, owned in self._left:
+            at = index * len(_TABLES)  # the parameters, which are the first of each module's
+            tables[at] = {name: value for name, value in tables[at].items() if name not in owned}
+        return tables
 
     def grown(self) -> bool:
         """Whether a module has a tensor attribute that it had not at the snapshot (slower than `changed`: reads every attribute)."""
@@ -81,15 +89,18 @@ def _tensor_attributes(state: Mapping[str, Any]) -> list[tuple[str, torch.Tensor
 def collect(modules: Mapping[str, torch.nn.Module]) -> tuple[list[Entry], Tables]:
     """Return every distinct tensor of some modules (of those with inner tensors, these), and a snapshot of their tables.
 
+    Parameters that FSDP2 owns are left out.
+
     Args:
         modules: The modules by the name that messages use.
 
     Raises:
-        OffloadConfigError: A tensor that cannot be moved as bytes (meta, sparse, distributed), all by name.
+        OffloadConfigError: A tensor that cannot be moved as bytes (meta, sparse), all by name.
     """
     found = _Found()
     with torch._C.DisableTorchFunction():  # noqa: SLF001  (a subclass must not see it)
         for root, top in modules.items():
+            look_for_fsdp(top)
             for path, module in named_modules_of(top):
                 found.add(f"{root}.{path}" if path else root, module)
     if found.problems:
@@ -133,10 +144,10 @@ class _Found:
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.nn.Module | None]]:
     """Yield name, tensor and, for what the module may write without a version counter, the module."""
-    state = module.__dict__
+    state, owned = module.__dict__, left_to_fsdp(module)
     for table, owner in ((state["_parameters"], None), (state["_buffers"], module)):
         for name, tensor in table.items():
-            if tensor is not None:
+            if tensor is not None and not (owner is None and name in owned):
                 yield name, tensor, owner
     for name, tensor in _tensor_attributes(state):
         yield name, tensor, module

@@ -61,8 +61,8 @@ SELECTION = (
     ),
     Mutant(
         "hsdp-at-model-level-accepted",
-        "plan/resolver.py",
-        "    if config.strategy is OffloadStrategy.MODEL_LEVEL and config.use_hsdp:\n",
+        "plan/streamed.py",
+        "    if level and config.use_hsdp:\n",
         "    if False:\n",
         "sharded weights are moved as if they were whole",
         ("tests/selection/test_plan_table.py::TestRefusals::test_hsdp_at_model_level",),

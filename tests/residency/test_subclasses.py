@@ -198,8 +198,8 @@ def test_a_jagged_tensor_is_refused(holding):
         collect({"m": holding(buffers=(jagged,))})
 
 
-def test_a_distributed_tensor_is_refused(holding):
-    """A tensor over a mesh of devices is refused by name."""
+def test_a_distributed_tensor_is_moved_by_its_local_part(holding):
+    """Of a tensor over a mesh of devices the local tensor is what lies somewhere; the mesh that it names is no tensor."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
@@ -207,7 +207,8 @@ def test_a_distributed_tensor_is_refused(holding):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         tensor = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)))
-        with pytest.raises(OffloadConfigError, match=r"m\.b0 \(DTensor\): it is distributed over a mesh"):
-            collect({"m": holding(buffers=(tensor,))})
+        entries, tables = collect({"m": holding(buffers=(tensor,))})
+        assert [(entry.name, entry.tensor) for entry in entries] == [("m.b0._local_tensor", tensor._local_tensor)]
+        assert [wrapper.tensor for wrapper in tables.wrappers] == [tensor]
     finally:
         dist.destroy_process_group()
