@@ -10,6 +10,7 @@ import sys
 import time
 
 import attrs
+import parallel_rank  # beside this file
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -164,6 +165,7 @@ def killed(where="killed"):
 
 
 globals().update({where: functools.partial(killed, where) for where in KILLS})
+globals().update({name: functools.partial(beside, size, device) for name, beside in parallel_rank.SCENARIOS.items()})
 
 for scenario in sys.argv[4:]:
     sys.stdout.write(json.dumps({scenario: globals()[scenario]()}) + "\n")

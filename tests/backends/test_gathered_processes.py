@@ -53,11 +53,12 @@ def check_killed(told, size):
 
 @pytest.mark.timeout(700)
 def test_two_processes(tmp_path):
-    """Flux with its encoders gathered, Wan 2.2 with two DiTs; then one rank is killed."""
-    told = run(tmp_path, 2, "flux_with_encoders", "wan", "killed")
+    """Flux with its encoders gathered, beside FSDP2, and Wan 2.2 with two DiTs; then one rank is killed."""
+    told = run(tmp_path, 2, "flux_with_encoders", "wan", "hsdp", "killed")
     for rank in told:
         assert rank["flux_with_encoders"]["gathered"] == ["text_encoder", "text_encoder_2", "transformer"]
         assert rank["wan"]["gathered"] == ["transformer", "transformer_2"]
+        assert rank["hsdp"]["ranks"] == 2
     check_killed(told, 2)
 
 
