@@ -33,7 +33,7 @@ def look_for_fsdp(root: nn.Module) -> None:
 def _taken(module: Any) -> Iterator[tuple[nn.Module, str]]:
     """Yield the places of the parameters that one `fully_shard` has taken: module and name. Their names are private in torch."""
     state = module._get_fsdp_state()  # noqa: SLF001  (it has no public name)
-    groups = getattr(state, "_fsdp_param_groups", None)  # torch up to 2.12 has one
+    groups = getattr(state, "_fsdp_param_groups", None)  # older ones have one, or none
     for group in [state._fsdp_param_group] if groups is None else groups:  # noqa: SLF001  (as above)
         for parameter in () if group is None else group.fsdp_params:
             place = parameter._module_info  # noqa: SLF001  (as above)

@@ -4,6 +4,7 @@ The worlds are of one rank here, whose collectives are real; tests/backends/test
 """
 
 import gc
+import sys
 
 import pytest
 import torch
@@ -22,9 +23,11 @@ from omni_offload import (
     OffloadPlan,
     OffloadStrategy,
     get_offload_backend,
+    resolve_offload_plan,
     streamed_parameters,
 )
 from omni_offload.backends import manage
+from omni_offload.backends.spread import refuse_spread_blocks
 from omni_offload.errors import OffloadConfigError
 
 
@@ -153,6 +156,13 @@ def test_components_that_fsdp_has_taken_are_refused_at_model_level(make, kit, de
 
 
 # ---- tensor parallelism ----------------------------------------------------------------------------------------------------
+
+
+def test_without_distributed_tensors_nothing_is_spread(make, monkeypatch):
+    """They are not imported to look for them."""
+    pipe = make()
+    monkeypatch.delitem(sys.modules, "torch.distributed.tensor")
+    refuse_spread_blocks(pipe, resolve_offload_plan(pipe, config()), None)
 
 
 def spread(module, mesh, placements):
