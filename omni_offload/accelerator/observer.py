@@ -45,6 +45,12 @@ class Observer(Protocol):
     def copies_go_on(self, stream: torch.Stream) -> None:
         """Note that they do not."""
 
+    def gather_begins(self, stream: torch.Stream, work: object, nbytes: int) -> None:
+        """Note a collective that may begin when the stream has done what is queued on it, and how much comes from other ranks."""
+
+    def gather_ends(self, stream: torch.Stream, work: object) -> None:
+        """Note that it is done when the stream has done what is queued on it."""
+
     def waits(self, name: str) -> None:
         """Note that the current stream waits for the copies of a component or a block from here on."""
 

@@ -97,17 +97,28 @@ class Accelerator:
         """Return an event that fires when all copies queued so far have landed."""
         return self.copy_stream.record_event()
 
-    def gather(self, collective: Callable[[], _Work]) -> _Work:
-        """Queue a collective behind all copies queued so far; the host does not block, unless the collective's backend does."""
+    def gather(self, collective: Callable[[], _Work], nbytes: int = 0) -> _Work:
+        """Queue a collective behind all copies queued so far; the host does not block, unless the collective's backend does.
+
+        Args:
+            collective: Begins it.
+            nbytes: How much comes from other ranks.
+        """
         self.gather_stream.wait_event(self.record_copies())
         with self.gather_stream:
-            return collective()
+            work = collective()
+        if (recorder := self.recorder) is not None:
+            recorder.gather_begins(self.gather_stream, work, nbytes)
+        return work
 
     def end_gather(self, work: Iterable[_Waitable]) -> torch.Event:
         """Return an event that fires when collectives are done; the host blocks where their backend runs them on the host (gloo)."""
+        recorder = self.recorder
         with self.landing_stream:
             for one in work:
                 one.wait()
+                if recorder is not None:
+                    recorder.gather_ends(self.landing_stream, one)
         return self.landing_stream.record_event()
 
     def record_compute(self) -> tuple[torch.Stream, torch.Event]:

@@ -5,6 +5,7 @@ follow one another whatever nests, fails or is interrupted. Marks are events: no
 """
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -28,6 +29,22 @@ class _Mark:
     lane: Lane | None = None
     name: str = ""
     nbytes: int = 0
+
+
+@attrs.define(eq=False)
+class _Gather:
+    """A collective; it cannot begin before its first moment, and is done at the last, None: nobody has waited for it.
+
+    Attributes:
+        work: The collective itself: while it is kept, no other has its identity.
+    """
+
+    work: object
+    name: str
+    nbytes: int
+    stream: int
+    first: Moment
+    last: Moment | None = None
 
 
 @attrs.define
@@ -60,6 +77,7 @@ class Recorder:
         self._lock = threading.RLock()  # the collector may free device memory within it
         self._marks: dict[int, tuple[torch.Stream, list[_Mark]]] = {}
         self._spans: list[tuple[Lane, str, int | None, Moment, Moment]] = []
+        self._gathers: dict[int, _Gather] = {}
         self._held: list[tuple[Moment, int]] = []
         self._calls: list[Moment] = []
         self._clock = DeviceClock(accelerator)
@@ -90,7 +108,7 @@ class Recorder:
         """Read the moments, and fill a recording with what they say. The host waits for the device."""
         clock = self._clock
         end = clock.seconds(clock.now())
-        spans = [*self._spans_of_streams(), *self._other_spans()]
+        spans = [*self._spans_of_streams(), *self._spans_of_gathers(), *self._other_spans()]
         recording.spans = tuple(sorted(spans, key=lambda span: (span.start, -span.end)))
         recording.held = tuple(HeldBytes(start=clock.seconds(moment), nbytes=nbytes) for moment, nbytes in self._held)
         recording.seconds = max([end, *(span.end for span in spans)])
@@ -103,6 +121,16 @@ class Recorder:
             for mark, start, end in zip(marks, times, times[1:], strict=False):
                 if mark.lane is not None and (end > start or mark.nbytes):
                     yield Span(lane=mark.lane, name=mark.name, start=start, end=max(start, end), stream=stream, nbytes=mark.nbytes)
+
+    def _spans_of_gathers(self) -> Iterator[Span]:
+        """Yield gathers one after another, as a communicator runs them: none ends after the next one."""
+        done = [(gather, self._clock.seconds(gather.last)) for gather in self._gathers.values() if gather.last is not None]
+        ends = [*itertools.accumulate((end for _, end in reversed(done)), min)][::-1]
+        start = 0.0
+        for (gather, _), end in zip(done, ends, strict=True):
+            start = max(start, self._clock.seconds(gather.first))
+            yield Span(lane=Lane.GATHER, name=gather.name, start=start, end=max(start, end), stream=gather.stream, nbytes=gather.nbytes)
+            start = max(start, end)
 
     def _other_spans(self) -> Iterator[Span]:
         for lane, name, stream, first, last in self._spans:
@@ -173,6 +201,19 @@ class Recorder:
     def copies_go_on(self, stream: torch.Stream) -> None:
         """Note that they do not."""
         self._mark(None, stream=stream)
+
+    def gather_begins(self, stream: torch.Stream, work: object, nbytes: int) -> None:
+        """Note a collective that may begin when the stream has done what is queued on it, and how much comes from other ranks."""
+        with self._lock:
+            moment = self._clock.at(stream)
+            self._gathers[id(work)] = _Gather(work, self._running.copying, nbytes, stream.stream_id, moment)
+
+    def gather_ends(self, stream: torch.Stream, work: object) -> None:
+        """Note that it is done when the stream has done what is queued on it."""
+        with self._lock:
+            gather = self._gathers.get(id(work))
+            if gather is not None:
+                gather.last = self._clock.at(stream)
 
     def waits(self, name: str) -> None:
         """Note that the current stream waits for the copies of a component or a block from here on."""

@@ -16,7 +16,8 @@ class Lane(Enum):
     """What kind of thing a span is.
 
     Spans of one lane and one stream follow one another, but those of `USE`, which may nest. A stream counts as computing from the
-    moment when a component or a block may run until it is done, also where the host is late with its kernels.
+    moment when a component or a block may run until it is done, also where the host is late with its kernels. A gather counts from the
+    moment when this rank's piece is there and the gather before it is done, also where another rank is late.
     """
 
     CALL = "calls"
@@ -25,6 +26,7 @@ class Lane(Enum):
     WAIT = "waits for copies"
     COPY_IN = "copies to the device"
     COPY_WAIT = "copies wait for a slot's last use"
+    GATHER = "gathers from other ranks"
     COPY_OUT = "copies to the host"
     HOST_WAIT = "the host waits"
 
@@ -39,7 +41,7 @@ class Span:
         start: Seconds since the recording began.
         end: Seconds.
         stream: Id of the stream; None for the host.
-        nbytes: What was copied.
+        nbytes: What was copied, or gathered.
     """
 
     lane: Lane

@@ -15,6 +15,7 @@ _COLOURS = {
     Lane.WAIT: "#d62728",
     Lane.COPY_IN: "#1f77b4",
     Lane.COPY_WAIT: "#ff9896",
+    Lane.GATHER: "#e377c2",
     Lane.COPY_OUT: "#17becf",
     Lane.HOST_WAIT: "#ff7f0e",
 }
