@@ -49,6 +49,7 @@ bench: $(READY) $(SIM)  ## the benchmarks in virtual time, which write docs/benc
 	$(BIN)/python tests/benchmarks/model_level.py --write
 	$(BIN)/python docs/readme_table.py
 	$(BIN)/python tests/benchmarks/layerwise_bound.py --write
+	TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python tests/benchmarks/distributed_bound.py --write
 
 docs: $(READY)  ## the documentation, in site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -7,7 +7,7 @@ from typing import Any
 
 from layerwise_bound_peers import Comparison
 
-__all__ = ["draw_grid", "draw_peers"]
+__all__ = ["draw_grid", "draw_peers", "figure_of"]
 
 _STYLE = {
     "svg.hashsalt": "omni-offload",
@@ -22,7 +22,8 @@ _MARKS = "osD^v<>P*X"
 
 
 @contextmanager
-def _figure(path: Path, panels: int, size: tuple[float, float]) -> Iterator[Sequence[Any]]:
+def figure_of(path: Path, panels: int, size: tuple[float, float]) -> Iterator[Sequence[Any]]:
+    """Give panels to draw in, side by side; leaving the context writes an SVG, the same one each time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -43,7 +44,7 @@ def draw_grid(path: Path, over: Mapping[tuple[float, float, str], float]) -> Non
         path: The SVG to write.
         over: Copy over computation of a block, part of the blocks that stay, placement -> the step over its bound.
     """
-    with _figure(path, 1, (6.4, 3.6)) as (axes,):
+    with figure_of(path, 1, (6.4, 3.6)) as (axes,):
         for color, share in enumerate(sorted({share for _, share, _ in over if share})):
             for placement, line in (("leading", "--o"), ("spread", "-s")):
                 points = sorted((ratio, step) for (ratio, part, placed), step in over.items() if (part, placed) == (share, placement))
@@ -63,7 +64,7 @@ def draw_peers(path: Path, found: Sequence[Comparison]) -> None:
         path: The SVG to write.
         found: One comparison a panel.
     """
-    with _figure(path, len(found), (4.2 * len(found), 4.6)) as panels:
+    with figure_of(path, len(found), (4.2 * len(found), 4.6)) as panels:
         for axes, comparison in zip(panels, found, strict=True):
             for index, point in enumerate(comparison.theirs):
                 axes.plot(point.peak / 2**20, point.step, _MARKS[index], color=f"C{index + 1}", label=point.name)

@@ -1,5 +1,6 @@
 """Rings of blocks that only take time and memory, run by the layerwise backend on the simulated device in virtual time."""
 
+import contextlib
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,31 +16,33 @@ from omni_offload.testing import sim
 
 __all__ = ["CLEAN", "COSTLY", "Ring", "Run", "equal_ring"]
 
-#: Copies and kernels take only what they are said to take; and with what every launch and every copy costs besides.
-CLEAN: Mapping[str, Any] = {"launch": 0.0, "copy_latency": 0.0}
-COSTLY: Mapping[str, Any] = {"launch": 5e-6, "copy_latency": 10e-6}
+#: Copies and kernels take only what they are said to take; and with what every launch, copy and collective costs besides.
+CLEAN: Mapping[str, Any] = {"launch": 0.0, "copy_latency": 0.0, "collective_latency": 0.0}
+COSTLY: Mapping[str, Any] = {"launch": 5e-6, "copy_latency": 10e-6, "collective_latency": 20e-6}
 _SETTINGS: Mapping[str, Any] = {"mode": "virtual", "races": "record", "poison": False, "memory_gbps": 0.0, "flops": 0.0}
 #: What the largest block of a ring takes here; the link is as slow as its copy is long.
 _BLOCK_BYTES = 64 << 10
 
 
 class _Block(nn.Module):
-    """Takes the next of its times, then reads its weight."""
+    """Takes the next of its times, then reads all of its weight, whose values add up to about one."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, seed: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(nbytes // 4), requires_grad=False)
+        count = nbytes // 4
+        values = torch.rand(count, generator=torch.Generator().manual_seed(seed))
+        self.weight = nn.Parameter(values * (2 / count), requires_grad=False)
         self.seconds: Iterator[float] = iter(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         sim.spin(next(self.seconds))
-        return x * self.weight[0]
+        return torch.dot(self.weight, x.expand_as(self.weight)).view(1)
 
 
 class _Stack(nn.Module):
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(_Block(nbytes) for nbytes in sizes)
+        self.blocks = nn.ModuleList(_Block(nbytes, seed) for seed, nbytes in enumerate(sizes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -72,6 +75,7 @@ class Run:
         residents: Indices of the blocks that stayed.
         device_bytes: Most bytes of weights on the device at once.
         races: How many pairs of operations nothing ordered.
+        output: What it returned.
     """
 
     step: float
@@ -79,6 +83,7 @@ class Run:
     residents: tuple[int, ...]
     device_bytes: int
     races: int
+    output: float
 
     @property
     def over(self) -> float:
@@ -114,16 +119,16 @@ class Ring:
             seed: Of what is drawn.
             **keys: What offload is enabled with.
         """
-        device = sim.install(**_SETTINGS, **conditions, h2d_gbps=self._rate / 1e9)
+        device = sim.install(**_SETTINGS, **conditions, **self._links())
         draw = random.Random(seed)
         times = [[cost.compute * draw.uniform(1 - jitter, 1 + jitter) for cost in self.costs] for _ in range(steps)]
         for block, seconds in zip(self._pipeline.transformer.blocks, zip(*times, strict=True), strict=True):
             block.seconds = iter(seconds)
         sim.reset_races()
         x = torch.ones(1, device=device)
-        with self._pipeline.enable_omni_offload("layer", device=device, **keys) as backend, torch.no_grad():
+        with self._enabled(device, **keys) as backend, torch.no_grad():
             with sim.trace() as spans:
-                self._pipeline(x, steps)
+                output = self._pipeline(x, steps)
                 torch.accelerator.synchronize(device)
             residents = _residents(backend)
             peak = backend.report().peak_device_bytes
@@ -137,7 +142,24 @@ class Ring:
             residents=residents,
             device_bytes=peak,
             races=len(sim.races()),
+            output=output.item(),
         )
+
+    def resident_output(self, *, steps: int = 8) -> float:
+        """Return what a call returns without offload."""
+        sim.install(**_SETTINGS)
+        for block in self._pipeline.transformer.blocks:
+            block.seconds = itertools.repeat(0.0)
+        with torch.no_grad():
+            return float(self._pipeline(torch.ones(1), steps).item())
+
+    def _links(self) -> Mapping[str, float]:
+        """Return the speeds of the links, as settings of the simulated device."""
+        return {"h2d_gbps": self._rate / 1e9}
+
+    def _enabled(self, device: torch.device, **keys: Any) -> contextlib.AbstractContextManager[Any]:
+        """Enable offload; leaving the context disables it."""
+        return self._pipeline.enable_omni_offload("layer", device=device, **keys)
 
 
 def _residents(backend: Any) -> tuple[int, ...]:
