@@ -12,6 +12,14 @@ TRACE = (
         ("tests/backends/test_recording.py::test_copies_are_those_of_the_report",),
     ),
     Mutant(
+        "gathers-recorded-over-one-another",
+        "trace/recorder.py",
+        "            start = max(start, self._clock.seconds(gather.first))\n",
+        "            start = self._clock.seconds(gather.first)\n",
+        "a trace shows a link that does two things at once",
+        ("tests/backends/test_recorded_gathers.py::test_gathers_are_those_of_the_device",),
+    ),
+    Mutant(
         "freed-memory-not-recorded",
         "residency/device.py",
         "                recorder.holds(self._meter)\n",
