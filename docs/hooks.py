@@ -3,13 +3,16 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from omni_offload import errors
+from omni_offload import DiffusionParallelConfig, errors
+from omni_offload.config.parallel import gather_axis, parallel_problems
 from omni_offload.discovery import LISTS, WELL_KNOWN
+from omni_offload.refusals import HSDP_BESIDE_OTHERS, REFUSALS
 from omni_offload.testing import all_checks
 from omni_offload.testing.sim import Settings
 from pipelines import PipelineLookupError, registered
@@ -22,6 +25,8 @@ __all__ = [
     "error_classes",
     "on_config",
     "on_page_markdown",
+    "parallelism",
+    "refused",
     "registered_pipelines",
     "sim_settings",
     "upstream_coverage",
@@ -33,6 +38,12 @@ LISTED = {"Decisions": "decisions", "Measurements": "benchmarks"}
 """Section of the navigation -> folder whose pages it lists."""
 
 _LISTS = {"_encoder_modules": "encoders", "_dit_modules": "denoisers", "_vae_modules": "VAEs", "_resident_modules": "resident"}
+_AXES: Mapping[str, Mapping[str, Any]] = {
+    "data": {"data_parallel_size": 2},
+    "sequence": {"sequence_parallel_size": 2},
+    "tensor": {"tensor_parallel_size": 2},
+    "HSDP": {"use_hsdp": True},
+}
 _MARKER = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)
 
 
@@ -128,6 +139,28 @@ def sim_settings() -> str:
     return _table(("setting", "default", "meaning"), [(f"`{f.name}`", f"`{f.default!r}`", meanings[f.name]) for f in fields])
 
 
+def parallelism() -> str:
+    """Every combination of parallel axes, with who gathers in it: what the code that refuses and chooses says."""
+    rows = []
+    found = [names for count in range(len(_AXES)) for names in combinations(_AXES, count)]
+    for names in (names for names in found if len(names) < 3 or "HSDP" not in names):  # HSDP refuses what it refuses in pairs
+        sizes = {field: value for name in names for field, value in _AXES[name].items()}
+        parallel = DiffusionParallelConfig(**sizes)
+        if parallel_problems(parallel):
+            gathers = f"refused: {HSDP_BESIDE_OTHERS.instead}"
+        else:
+            axis = gather_axis(parallel)
+            alone = axis == "sp" and parallel.sequence_parallel_size == 1
+            gathers = "nobody: each rank streams its own" if alone else f"the ranks of `{axis}`"
+        rows.append((" and ".join(names) or "none", ", ".join(f"`{field}`" for field in sizes), gathers))
+    return _table(("parallelism", "sizes in `parallel_config`", "who gathers a block"), rows)
+
+
+def refused() -> str:
+    """Every combination that distributed layerwise offload refuses, and what to do instead."""
+    return _table(("request", "instead"), [(refusal.request, refusal.instead) for refusal in REFUSALS])
+
+
 def _builtin(cls: type) -> type:
     return next(base for base in cls.__mro__ if base.__module__ == "builtins")
 
@@ -147,7 +180,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "coverage": upstream_coverage,
     "decisions": decisions,
     "errors": error_classes,
+    "parallelism": parallelism,
     "pipelines": registered_pipelines,
+    "refused": refused,
     "sim_settings": sim_settings,
     "well_known": well_known,
 }
