@@ -110,17 +110,19 @@ class Crossing:
 
 @attrs.frozen(kw_only=True)
 class Ranks:
-    """Real processes: what a step took on each rank with each backend, and what it takes where the others are not there."""
+    """Real processes: what a step took on each rank with each backend, what it takes where the others are not there, and races."""
 
     size: int
     steps: Sequence[Sequence[float]]
     alone: float
+    races: int
 
     def problems(self) -> list[str]:
         """Return every requirement that does not hold."""
+        races = [f"{self.size} processes: {self.races} races"] if self.races else []
         if all(step == self.alone for steps in self.steps for step in steps):
-            return []
-        return [f"{self.size} processes: steps of {self.steps}, and of one that is alone {self.alone}"]
+            return races
+        return [*races, f"{self.size} processes: steps of {self.steps}, and of one that is alone {self.alone}"]
 
 
 def _links(ranks: int, ratio: float, load: float) -> Links:
@@ -188,7 +190,9 @@ def measure_ranks(size: int) -> Ranks:
     """Run the ring with real processes, and with one that is alone."""
     with absent_ranks(size):
         alone = ranks_ring(size).run(CLEAN).step
-    return Ranks(size=size, steps=[[run.step for run in runs] for runs in run_ranks(size)], alone=alone)
+    ranks = run_ranks(size)
+    races = sum(run.races for runs in ranks for run in runs)
+    return Ranks(size=size, steps=[[run.step for run in runs] for runs in ranks], alone=alone, races=races)
 
 
 def report(cells: Sequence[Cell], chunked: Sequence[Chunked], crossings: Sequence[Crossing], processes: Sequence[Ranks]) -> str:

@@ -81,5 +81,7 @@ def test_a_requirement_that_does_not_hold_is_named():
     crossing = Crossing(ranks=2, steps={}, local=2.0, expected=0.5, found=0.509)
     assert not crossing.problems()
     assert len(attrs.evolve(crossing, found=0.511).problems()) == 1
-    assert not Ranks(size=2, steps=[[1.0], [1.0]], alone=1.0).problems()
-    assert len(Ranks(size=2, steps=[[1.0], [1.0000001]], alone=1.0).problems()) == 1
+    processes = Ranks(size=2, steps=[[1.0], [1.0]], alone=1.0, races=0)
+    assert not processes.problems()
+    assert len(attrs.evolve(processes, steps=[[1.0], [1.0000001]]).problems()) == 1
+    assert len(attrs.evolve(processes, races=1).problems()) == 1
