@@ -76,6 +76,8 @@ class DistributedLayerwiseOffloadBackend(LayerwiseOffloadBackend):
             if gathering is not None:
                 gathering.agreement.tell("enable", error)
                 gathering.end("it could not be enabled")
+                if gathering.lost:
+                    error.add_note(f"{', '.join(gathering.lost)} hold no weights any more: load their components again")
                 if not self._touched:
                     self._part(gathering)
             raise
@@ -146,7 +148,9 @@ class DistributedLayerwiseOffloadBackend(LayerwiseOffloadBackend):
     @override
     def _uninstall(self, *, undo: bool) -> BaseException | None:
         gathering = self._gathering
-        if gathering is not None and not undo and not gathering.ended:
+        if gathering is not None and undo:
+            gathering.end("it could not be enabled")  # first: others may have gone on, and nothing is gathered alone
+        elif gathering is not None and not gathering.ended:
             gathering.compare("disable")
         error = super()._uninstall(undo=undo)
         if gathering is not None and error is not None:

@@ -85,31 +85,44 @@ class Gathering:
 
     # ---- gathers -----------------------------------------------------------------------------------------------------------
 
-    def begin(self, name: str) -> None:
-        """Note that a block is about to be gathered.
+    def gather_block(self, name: str, work: Callable[[], None]) -> None:
+        """Do what gathers a block on the device. However it fails, nothing is gathered any more.
 
         Raises:
             OffloadStateError: The ranks are not in step any more.
         """
         if self.ended:
             raise OffloadStateError(f"{name} cannot be gathered: {self.ended}")
+        self._together(name, self._weights if self._on_host else None, work)
+
+    def make_whole(self, name: str, work: Callable[[], _Result]) -> _Result:
+        """Do what gathers a block on the host, which blocks. However it fails, nothing is gathered any more."""
+        return self._together(name, self._host, work)
+
+    def _together(self, name: str, checked: dist.ProcessGroup | None, work: Callable[[], _Result]) -> _Result:
         self._gathers.update(f"{name}\n".encode())
         self._count += 1
-        if self._on_host:
-            self._stepping(lambda: self._check_next(name))
 
-    def _check_next(self, name: str) -> None:
+        def steps() -> _Result:
+            if checked is not None:
+                self._check_next(name, checked)
+            return work()
+
+        return self._stepping(steps)
+
+    def _check_next(self, name: str, group: dist.ProcessGroup) -> None:
         """Find all ranks before the same gather: gloo ends the process where ranks gather other sizes."""
         own = torch.frombuffer(bytearray(self._gathers.digest()), dtype=torch.uint8)
         found = torch.zeros(own.numel() * self.size, dtype=torch.uint8)
-        gather_into(found, own, self._weights)
+        gather_into(found, own, group)
         others = [self.agreement.name(rank) for rank, one in enumerate(found.reshape(self.size, -1)) if not torch.equal(one, own)]
         if others:
             raise OffloadStateError(f"gather {self._count} is of {name} here, and of another block on {', '.join(others)}")
 
     def gather(self, whole: torch.Tensor, own: torch.Tensor) -> Landing:
         """Gather a chunk on the device, into which this rank's piece was copied last."""
-        return self._stepping(functools.partial(self._accelerator.gather, functools.partial(begin_gather, whole, own, self._weights)))
+        begin = functools.partial(begin_gather, whole, own, self._weights)
+        return self._accelerator.gather(begin, whole.numel() - own.numel())
 
     def landed(self, landings: Sequence[Landing]) -> torch.Event:
         """Return an event that fires when chunks are there; the host blocks where their backend runs on the host."""
@@ -117,7 +130,7 @@ class Gathering:
 
     def collect(self, whole: torch.Tensor, own: torch.Tensor) -> None:
         """Gather a chunk on the host, which blocks."""
-        self._stepping(lambda: gather_into(whole, own, self._host))
+        gather_into(whole, own, self._host)
 
     def _stepping(self, work: Callable[[], _Result]) -> _Result:
         """Do what all ranks do together. However it fails, nobody knows how far the others are."""
@@ -126,7 +139,7 @@ class Gathering:
         except BaseException as error:
             self.end(f"a gather of weights failed ({type(error).__name__}: {error})", failed=True)
             self._stop(error)
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not isinstance(error, torch.OutOfMemoryError):
                 raise OffloadStateError(f"{self.ended}; {_ADVICE}") from error
             raise
 

@@ -1,7 +1,11 @@
 """Tiny real pipelines on the software accelerator; after each test nothing may be left on it, and no race."""
 
 import gc
+import sys
 import types
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch

@@ -131,7 +131,7 @@ KILLS = {
     "killed_claiming": (DistributedRotation, "claim"),
     "killed_preparing": (ShardedBlock, "prepare"),
     "killed_hooking": (EntryHooks, "install"),
-    "killed_before_a_gather": (Gathering, "begin"),
+    "killed_before_a_gather": (Gathering, "gather_block"),
     "killed_in_a_gather": (Accelerator, "gather"),
     "killed_ending_a_call": (Agreement, "compare"),
     "killed_disabling": (Shard, "make_whole"),

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rank_threads import GATHER, Ranks, kept, leftovers, makes, ring, same
 from torch import nn
 
 from omni_offload import ModuleResidency, OffloadPlan
 from omni_offload.accelerator import Accelerator
-from omni_offload.backends import base, distributed_layerwise, gathering
+from omni_offload.backends import gathering
 from omni_offload.backends.agreement import Agreement
 from omni_offload.backends.gathering import Gathering
 from omni_offload.backends.rotation import Rotation
@@ -25,163 +26,17 @@ from omni_offload.residency import Counters, Partition, ResidencyContext
 from omni_offload.residency.sharded_block import ShardedBlock
 from omni_offload.testing import sim
 
-GATHER = {"layer_options": {"dit": {"weight_transfer": "allgather"}}}
-
-
-class Block(nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-        self.down.weight = nn.Parameter(torch.randn(2 * width, width).t())  # strides to keep
-        self.up.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
-        self.fail = None
-
-    def forward(self, x):
-        x = x + torch.tanh(self.down(torch.relu(self.up(x)))) * self.up.scale[0]
-        if self.fail is not None:
-            raise self.fail
-        return x
-
-
-class Stack(nn.Module):
-    def save_pretrained(self, folder):
-        torch.save(self.state_dict(), folder)
-
-    def __init__(self, depth=5, width=32):
-        super().__init__()
-        self.embed = nn.Linear(width, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-        self.blocks[1].up.weight = self.blocks[0].up.weight  # in two blocks: the rest's
-        self.blocks[2].twin = self.blocks[2].up.weight  # twice in one
-        self.order = list(range(depth))
-
-    def forward(self, x):
-        x = self.embed(x)
-        for index in self.order:
-            x = self.blocks[index](x)
-        return x
-
 
 @pytest.fixture(scope="module")
 def make(kit):
     """Make the pipeline; every rank makes its own, with equal weights."""
-
-    class Gathered(kit.Pipe):
-        _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
-
-        def __init__(self, depth=5, seed=0):
-            super().__init__(seed)
-            self.transformer = Stack(depth).requires_grad_(False)
-
-        def __call__(self, x):
-            x = self.text_encoder(x)[:, :32]
-            for step in range(self.steps):
-                x = self.on_step(step, self.transformer(x))
-            return self.vae.decode(torch.cat([x, x], dim=1))
-
-    lock = threading.Lock()
-
-    def make(*args, cls=Gathered, **kwargs):
-        with lock:  # torch has one generator a process
-            return cls(*args, **kwargs)
-
-    make.cls = Gathered
-    return make
-
-
-class Ranks:
-    """Runs what ranks do, and what they are to have in common."""
-
-    def __init__(self, size):
-        self.size = size
-        self.limit = dt.timedelta(seconds=20)
-        self._local = threading.local()
-        self._store = dist.HashStore()
-        self._opened = {}
-
-    def run(self, work, *, timeout=60):
-        """Run `work(rank, device)` on every rank; returns what each returned or raised."""
-        results = [None] * self.size
-
-        def one(rank):
-            self._local.rank = rank
-            try:
-                with torch.no_grad():
-                    results[rank] = work(rank, torch.device("sim", rank))
-            except BaseException as error:
-                results[rank] = error.with_traceback(None)
-
-        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout)
-            assert not thread.is_alive(), "a rank hangs"
-        return results
-
-    def all(self, work):
-        """As `run`, where no rank is to fail."""
-        results = self.run(work)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
-
-    def open_group(self, ranks, *, backend=None, limit=None):
-        """In place of one of the world: the same group, without a world, which would be the process's."""
-        rank = self._local.rank
-        count = self._opened[rank] = self._opened.get(rank, 0) + 1
-        return self._group(str(count), rank, limit)
-
-    def _group(self, name, rank, limit):
-        store = dist.PrefixStore(name, self._store)
-        group = dist.ProcessGroup(store, rank, self.size)
-        gloo = dist.ProcessGroup.BackendType.GLOO
-        group._register_backend(torch.device("cpu"), gloo, dist.ProcessGroupGloo(store, rank, self.size, limit))
-        group._set_default_backend(gloo)
-        return group
+    return makes(kit)
 
 
 @pytest.fixture
 def ranks(device, monkeypatch):
     """Two ranks."""
-    found = Ranks(2)
-    monkeypatch.setattr(base, "_LOCK", contextlib.nullcontext())  # of one process: ranks enable together
-    monkeypatch.setattr(gathering, "open_group", found.open_group)
-    monkeypatch.setattr(distributed_layerwise, "gather_ranks", lambda *_, **__: tuple(range(found.size)))
-    monkeypatch.setattr(distributed_layerwise.DistributedLayerwiseOffloadBackend, "time_limit", property(lambda _: found.limit))
-    monkeypatch.setattr(distributed_layerwise.DistributedLayerwiseOffloadBackend, "chunk_bytes", 4096)
-    return found
-
-
-def ring(backend):
-    return backend._rotation.members["transformer"].owner.residency.ring
-
-
-def kept(backend):
-    """Host bytes that a rank keeps of streamed blocks."""
-    return sum(held.nbytes for _, held in backend._rotation.members["transformer"].owner.residency.shards)
-
-
-def same(pipe, plain):
-    """Whether the DiT's weights are a plain pipeline's: bit for bit, whole, on the host, with their strides and ties."""
-    own, other = (dict(one.transformer.named_parameters(remove_duplicate=False)) for one in (pipe, plain))
-    ties = {n: [m for m, q in own.items() if q is p] for n, p in own.items()}
-    return ties == {n: [m for m, q in other.items() if q is p] for n, p in other.items()} and all(
-        torch.equal(p, other[n]) and p.stride() == other[n].stride() and p.device.type == "cpu" for n, p in own.items()
-    )
-
-
-def leftovers(pipe):
-    """What stands in modules' `__dict__` that does not stand there as a rule."""
-    names = {"forward", "state_dict", "_load_from_state_dict", "_apply", "__getstate__", "save_pretrained", "_omni_hook_registry"}
-    return [
-        (name, n)
-        for c in ("text_encoder", "transformer", "vae")
-        for name, m in getattr(pipe, c).named_modules()
-        for n in names & {*m.__dict__}
-    ]
+    return Ranks(2, monkeypatch)
 
 
 SETTINGS = [
@@ -720,7 +575,7 @@ def test_a_disable_that_is_cut_short(make, ranks, x, monkeypatch):
             shard.make_whole = lambda: (own(), _interrupt())
             with pytest.raises(KeyboardInterrupt):
                 backend.disable()
-            with pytest.raises(OffloadStateError, match=r"could not be given back.*the blocks of transformer hold no weights"):
+            with pytest.raises(OffloadStateError, match=r"a gather of weights failed.*the blocks of transformer hold no weights"):
                 backend.disable()
         else:
             backend.disable()
@@ -943,7 +798,7 @@ def test_a_backend_of_the_device_keeps_the_host_free(ranks, device, monkeypatch)
         if index == 0:
             limit = dt.timedelta(seconds=20)
             one = Gathering.open((0, 1), Accelerator.of(device), chunk_bytes=64, limit=limit)
-            one.begin("a block")
+            one.gather_block("a block", lambda: None)
         else:
             Gathering.open((0, 1), Accelerator.of(device), chunk_bytes=64, limit=dt.timedelta(seconds=20))
 
