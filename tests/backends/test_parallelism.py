@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -105,6 +105,24 @@ def test_fsdp_keeps_its_weights_on_the_host(make, device, x, expected, world):
         for _ in range(2):
             assert torch.equal(pipe(x).cpu(), expected)
         assert pipe.transformer.pos_embed.device.type == "cpu"
+
+
+@pytest.mark.parametrize("components", [None, {"dit"}], ids=["selected", "unselected"])
+@pytest.mark.parametrize("registered_first", [True, False])
+def test_components_that_are_all_fsdps(make, device, x, expected, world, components, registered_first):
+    """Whether selected or not they are left alone, methods that FSDP2 is told of too; those that hold nothing else are in no report."""
+    pipe, asked = make(), OffloadConfig(strategy=OffloadStrategy.LAYERWISE, components=components)
+    for module in (pipe.text_encoder, pipe.vae):
+        fully_shard(module, mesh=world, reshard_after_forward=True)
+    if registered_first:
+        register_fsdp_forward_method(pipe.vae, "decode")
+    with manage(pipe, get_offload_backend(asked, device)) as backend, torch.no_grad():
+        if not registered_first:
+            register_fsdp_forward_method(pipe.vae, "decode")
+        for _ in range(2):
+            assert torch.equal(pipe(x).cpu(), expected)
+        assert {part.name for part in backend.report().components} == {"text_encoder", "transformer"}
+    assert all(isinstance(p, DTensor) and p.device == device for module in (pipe.text_encoder, pipe.vae) for p in module.parameters())
 
 
 def test_shared_and_resting_weights_in_blocks_are_fsdps(make, device, x, world):
