@@ -61,6 +61,11 @@ class SavedPipeline:
         present = [_files_in(folder) for folder in folders if folder.is_dir()]
         return present or [[file for file in _files_in(self.folder) if file.stem in (*_LOADED, "pytorch_model")]]
 
+    def files_read(self, component: str, *, variant: str | None) -> list[Path]:
+        """Return the safetensors that a component's weights are read from."""
+        chosen = [file for files in self.weight_files(component) for file in _chosen(files, variant)]
+        return [file.path for file in chosen if file.loadable]
+
     def variant(self) -> str | None:
         """Return the variant to load where none is asked for: none where that is complete, else the first that is."""
         models = [files for name in self.components for files in self.weight_files(name)]

@@ -90,9 +90,21 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
     saved.refuse_what_runs(given=kwargs, variant=kwargs.get("variant"))
     refuse_connected(folder, cls)
     made = cls.from_pretrained(folder, **{"local_files_only": True, **_as_known(kwargs), "use_safetensors": True})
+    _remember_files(made, saved, kwargs)
     if folder != Path(path):
         made.register_to_config(_name_or_path=str(path))
     return made
+
+
+def _remember_files(pipeline: Any, saved: SavedPipeline, given: Mapping[str, Any]) -> None:
+    """Let each component that was loaded know its files, from which offload may map it."""
+    from torch.nn import Module  # noqa: PLC0415  (importing this package imports no torch)
+
+    from omni_offload.residency.checkpoint import remember_files  # noqa: PLC0415  (as above)
+
+    for name in saved.components:
+        if name not in given and isinstance(module := getattr(pipeline, name, None), Module):
+            remember_files(module, saved.files_read(name, variant=given.get("variant")))
 
 
 def _class_for(saved: SavedPipeline, *, asked: str) -> Any:

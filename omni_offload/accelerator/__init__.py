@@ -6,7 +6,7 @@ XPU, NPU and the simulated device take the same path.
 
 from omni_offload.accelerator.clock import DeviceClock
 from omni_offload.accelerator.observer import Meter, Observer
-from omni_offload.accelerator.pinned import PinnedMemory, host_memory_limit
+from omni_offload.accelerator.pinned import PinnedMemory, Registration, host_memory_limit
 from omni_offload.accelerator.streams import Accelerator
 from omni_offload.accelerator.support import resolve_device, unsupported_reason
 
@@ -16,6 +16,7 @@ __all__ = [
     "Meter",
     "Observer",
     "PinnedMemory",
+    "Registration",
     "host_memory_limit",
     "resolve_device",
     "unsupported_reason",

@@ -12,7 +12,7 @@ import torch
 
 from omni_offload.accelerator.streams import Accelerator
 
-__all__ = ["PinnedMemory", "host_memory_limit"]
+__all__ = ["PinnedMemory", "Registration", "host_memory_limit"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,42 @@ def _registrar(device: torch.device) -> _Registrar | None:
             lambda pointer: module.check_error(int(runtime.cudaHostUnregister(pointer))),
         )
     return None
+
+
+class Registration:
+    """Host memory that exists, page-locked until `end`.
+
+    Pages of a file that is mapped privately become the process's own: they are locked for writing. Locked for reading they could stay
+    shared, but what the host wrote later would go to another page than the device reads.
+
+    Args:
+        accelerator: The device that will copy from it.
+        pointer: Address of the first byte.
+        nbytes: How many bytes.
+        memory: What owns them; kept until they are unlocked.
+
+    Raises:
+        RuntimeError: The device refused to lock them, or cannot lock memory that exists.
+    """
+
+    def __init__(self, accelerator: Accelerator, pointer: int, nbytes: int, memory: object) -> None:
+        registrar = _registrar(accelerator.device)
+        if registrar is None:
+            raise RuntimeError(f"{accelerator.device} cannot lock host memory that exists")
+        self._unlock = weakref.finalize(self, _unregister, accelerator, registrar, pointer, memory)  # first: an interrupt may follow
+        try:
+            registrar.register(pointer, nbytes)
+        except Exception:
+            self._unlock.detach()
+            raise
+
+    def end(self) -> None:
+        """Unlock the pages once the device has read them. Blocks the host until then. Idempotent."""
+        found = self._unlock.peek()
+        if found is not None:
+            _, unregister, arguments, _ = found
+            unregister(*arguments)
+            self._unlock.detach()  # last: after an interrupt it can be done again
 
 
 class PinnedMemory:
@@ -124,7 +160,7 @@ class PinnedMemory:
             self._unlock.detach()  # last: after an interrupt it can be done again
 
 
-def _unregister(accelerator: Accelerator, registrar: _Registrar, pointer: int) -> None:
+def _unregister(accelerator: Accelerator, registrar: _Registrar, pointer: int, _: object = None) -> None:
     try:
         accelerator.copy_stream.synchronize()
     finally:

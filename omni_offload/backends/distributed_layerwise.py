@@ -15,6 +15,7 @@ from omni_offload.backends.layerwise import LayerwiseOffloadBackend
 from omni_offload.backends.rotation import Rotation
 from omni_offload.backends.spread import refuse_spread_blocks
 from omni_offload.config import DLOTransfer, OffloadConfig, OffloadPlan
+from omni_offload.config.selector import COMPONENTS
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.plan import ResolvedOffloadPlan
 from omni_offload.protocols import DIT_COMPONENT, TEXT_ENCODER_COMPONENT
@@ -84,16 +85,11 @@ class DistributedLayerwiseOffloadBackend(LayerwiseOffloadBackend):
 
     def _refuse_unavailable(self) -> None:
         config, problems = self.config, list[str]()
-        problems += [
-            f"layer_options.{kind}.checkpoint is {str(options.checkpoint)!r}, and blocks cannot stream from a mapped file yet; leave it out"
-            for kind, options in config.layer_options.items()
-            if options.checkpoint is not None
-        ]
-        if config.dlo_host_registration_limit_gib:
-            problems.append(
-                f"dlo_host_registration_limit_gib is {config.dlo_host_registration_limit_gib}, and no file is mapped yet that could be "
-                "registered; leave it 0"
-            )
+        limit = config.dlo_host_registration_limit_gib
+        if limit and not config.pin_cpu_memory:
+            problems.append(f"dlo_host_registration_limit_gib is {limit}, and pinning is off; drop one")
+        if limit and all(config.uses_allgather(kind) for kind in config.components or COMPONENTS):
+            problems.append(f"dlo_host_registration_limit_gib is {limit}, and nothing streams rank-locally, from a mapped file; leave it 0")
         if problems:
             raise OffloadConfigError(f"distributed layerwise offload: {'; '.join(problems)}")
 
@@ -161,11 +157,13 @@ class DistributedLayerwiseOffloadBackend(LayerwiseOffloadBackend):
     def _disable(self) -> None:
         gathering, rotation = self._gathering, self._rotation
         names = [member.name for member, _ in rotation.gathered] if isinstance(rotation, DistributedRotation) else []
+        changes = [] if rotation is None else [*rotation.context.host.changes()]
         super()._disable()
-        if gathering is None:
-            return
-        self._part(gathering)
-        if gathering.lost and not self._shut_down:
+        if gathering is not None:
+            self._part(gathering)
+        if changes and not self._shut_down:
+            raise OffloadStateError(f"{'; '.join(changes)}; the offload is disabled, and its values are uncertain: load it again")
+        if gathering is not None and gathering.lost and not self._shut_down:
             raise OffloadStateError(
                 f"{gathering.ended}; the offload is disabled, and the blocks of {', '.join(names)} hold no weights any more: load these "
                 "components again"
@@ -179,6 +177,8 @@ class DistributedLayerwiseOffloadBackend(LayerwiseOffloadBackend):
     def shutdown(self) -> None:
         if self._gathering is not None:
             self._gathering.end("it was shut down")
+        if self._rotation is not None:
+            self._rotation.context.host.keep_files()
         super().shutdown()
 
     # ---- use ---------------------------------------------------------------------------------------------------------------

@@ -48,7 +48,8 @@ class Rotation:
         self.plan = plan
         self.accelerator = accelerator
         self.lock = CallLock(type(pipeline).__name__)
-        self.context = ResidencyContext(accelerator, config.pin_cpu_memory, host_limit=config.host_memory)
+        lockable = int(config.dlo_host_registration_limit_gib * 2**30)
+        self.context = ResidencyContext(accelerator, config.pin_cpu_memory, host_limit=config.host_memory, lockable=lockable)
         self.members: dict[str, Member] = {}
         self.room = Room(plan, self.members)
         self.calls: list[object] = []
@@ -89,7 +90,9 @@ class Rotation:
         return member
 
     def _make_streamed(self, planned: PlannedComponent) -> StreamedResidency:
-        return stream(self._pipeline(), planned, slots=self.plan.config.slots, context=self.context)
+        config = self.plan.config
+        checkpoint = config.options_for(planned.kind).checkpoint
+        return stream(self._pipeline(), planned, slots=config.slots, context=self.context, checkpoint=checkpoint)
 
     def arrange(self, member: Member, *, if_better: bool = False) -> None:
         """Choose a streamed component's resident blocks within what the budget leaves beside what stays and moves with it.

@@ -2,7 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 from typing_extensions import override
@@ -13,11 +14,14 @@ from omni_offload.backends.explain import OnHost
 from omni_offload.backends.failures import raise_error
 from omni_offload.backends.residents import ResidentChoice
 from omni_offload.cleanup import run_cleanup_steps
+from omni_offload.config import DLOTransfer
 from omni_offload.discovery import module_at
 from omni_offload.plan import PlannedComponent, streamed_blocks
 from omni_offload.residency import BlockResidency, Partition, ResidencyContext
+from omni_offload.residency.checkpoint import files_of, loaded_from
 from omni_offload.residency.context import LATE_PIN_BYTES
 from omni_offload.residency.managed import unwatched
+from omni_offload.residency.mapped import Checkpoint
 from omni_offload.residency.tensors import Entry
 
 __all__ = ["StreamedResidency", "stream"]
@@ -101,6 +105,20 @@ class StreamedResidency(ArrangedResidency):
     def pinned_bytes(self) -> int:
         return super().pinned_bytes + sum(block.pinned_bytes for block in self.blocks)
 
+    @property
+    @override
+    def mapped_bytes(self) -> int:
+        return super().mapped_bytes + sum(block.mapped_bytes for block in self.blocks)
+
+    @override
+    def unmapped(self) -> Iterator[tuple[str, str]]:
+        return itertools.chain(super().unmapped(), *(block.unmapped() for block in self.blocks))
+
+    @property
+    @override
+    def _checkpoint(self) -> Checkpoint | None:
+        return self._partition.checkpoint
+
     @override
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         return itertools.chain(super().tensors(), *(block.tensors() for block in self.blocks))
@@ -125,6 +143,7 @@ class StreamedResidency(ArrangedResidency):
 
     @override
     def validate(self, *, thorough: bool = False) -> bool:
+        self._context.host.refuse_changed()
         changed = super().validate(thorough=thorough)  # of the tables of the blocks too
         if changed or self._reselects:
             self._reselect()
@@ -188,13 +207,27 @@ class StreamedResidency(ArrangedResidency):
         raise_error(run_cleanup_steps(steps))
 
 
-def stream(pipeline: object, planned: PlannedComponent, *, slots: int, context: ResidencyContext) -> StreamedResidency:
+def stream(
+    pipeline: object, planned: PlannedComponent, *, slots: int, context: ResidencyContext, checkpoint: Path | None = None
+) -> StreamedResidency:
     """Return the residency of a component of a pipeline that streams; nothing is moved.
+
+    Args:
+        pipeline: The pipeline.
+        planned: The component.
+        slots: Device buffers for the blocks.
+        context: What it shares with the pipeline's other components.
+        checkpoint: The checkpoint that its weights are mapped from where it streams rank-locally; None: that which it was loaded from.
 
     Raises:
         ComponentPathError: The pipeline has changed since the plan was made, and a path leads nowhere.
+        OffloadConfigError: The checkpoint is not there, or is none of safetensors.
     """
     component = module_at(pipeline, planned.path)
     staying = [module_at(pipeline, path) for path in planned.rest_paths]
-    partition = Partition(component, streamed_blocks(pipeline, planned), staying)
+    files: Sequence[Path] = ()
+    if planned.transfer is DLOTransfer.RANK_LOCAL:
+        files = loaded_from(component) if checkpoint is None else files_of(checkpoint, planned.path)
+    mapped = Checkpoint(planned.path, component, files, required=checkpoint is not None) if files else None
+    partition = Partition(component, streamed_blocks(pipeline, planned), staying, checkpoint=mapped)
     return StreamedResidency(partition, slots=slots, name=planned.path, context=context)

@@ -12,6 +12,9 @@ from omni_offload.trace import ComponentReport, OffloadReport
 
 __all__ = ["summarise_members", "summarise_residencies"]
 
+#: How many weights are named with one reason.
+_NAMED = 3
+
 
 def summarise_members(rotation: Rotation, device: torch.device) -> OffloadReport:
     """Report on the components of a rotation."""
@@ -46,7 +49,18 @@ def _component(name: str, treatment: str, residency: ModuleResidency) -> Compone
         use_bytes=residency.padded_bytes,
         resident_bytes=residency.device_bytes,
         pinned_bytes=residency.pinned_bytes,
+        mapped_bytes=residency.mapped_bytes,
+        unmapped=_reasons(residency) if residency.mapped_bytes or any(residency.unmapped()) else (),
         transfer=overlap,
         costs=residency.costs if isinstance(residency, StreamedResidency) else "",
         **attrs.asdict(residency.counters),
     )
+
+
+def _reasons(residency: ModuleResidency) -> tuple[str, ...]:
+    """Say why some of a component's weights are not mapped, and why pages are not locked: a line for each reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in residency.unmapped():
+        names.setdefault(reason, []).append(name)
+    lines = [f"{', '.join(some[:_NAMED])}{' and others' * (len(some) > _NAMED)}: {reason}" for reason, some in names.items()]
+    return (*lines, *([residency.unlocked] if residency.unlocked else []))

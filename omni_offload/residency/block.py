@@ -9,6 +9,7 @@ from omni_offload.residency.context import ResidencyContext
 from omni_offload.residency.device import DeviceCopy
 from omni_offload.residency.group import Group
 from omni_offload.residency.managed import Counters, unwatched
+from omni_offload.residency.mapped import Checkpoint
 from omni_offload.residency.module import ModuleResidency
 from omni_offload.residency.partition import Partition
 from omni_offload.residency.slots import Slot
@@ -51,6 +52,11 @@ class BlockResidency(ModuleResidency):
     def _select(self, entries: list[Entry]) -> list[Entry]:
         self._selected = self._partition.changes
         return self._partition.of_block(self.index, entries)
+
+    @property
+    @override
+    def _checkpoint(self) -> Checkpoint | None:
+        return self._partition.checkpoint
 
     @override
     def _settled(self) -> bool:

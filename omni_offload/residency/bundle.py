@@ -15,6 +15,7 @@ from omni_offload.residency.context import ResidencyContext
 from omni_offload.residency.device import DeviceCopy
 from omni_offload.residency.group import Binding, Group
 from omni_offload.residency.host import HostMaster
+from omni_offload.residency.mapped import MappedFile
 from omni_offload.residency.slots import Layout, Slot
 from omni_offload.residency.tensors import Shapes, align, shape_of
 
@@ -194,7 +195,7 @@ class Bundle(Binding):
         return True
 
 
-def _displacement(group: Group, places: dict[Group, tuple[int, int, int]]) -> tuple[PinnedMemory, int] | None:
+def _displacement(group: Group, places: dict[Group, tuple[int, int, int]]) -> tuple[PinnedMemory | MappedFile, int] | None:
     """Return how far a group is from its place in a slot; groups for which it is the same can travel together."""
     master = group.master
     return None if master is None or master.region is None else (master.region, master.offset - places[group][0])
@@ -216,7 +217,7 @@ class _Samples:
     def __init__(self, masters: Iterable[HostMaster]) -> None:
         self._alone: list[HostMaster] = []
         self._others: list[list[int] | None] = []
-        places: dict[PinnedMemory, list[int]] = {}
+        places: dict[PinnedMemory | MappedFile, list[int]] = {}
         for master in masters:
             region = master.region
             if region is None or master.offset + master.raw.numel() > region.nbytes // _WORD * _WORD:

@@ -14,6 +14,7 @@ from omni_offload.errors import OffloadStateError
 from omni_offload.residency.group import Group
 from omni_offload.residency.host import ByteMeter, HostMaster, master_of, next_offset
 from omni_offload.residency.host_memory import HostMemory
+from omni_offload.residency.mapped import Checkpoint, MappedFile
 from omni_offload.residency.slots import SlotPool
 from omni_offload.residency.tensors import Entry, Placement, group_by_bytes, type_of
 
@@ -43,12 +44,14 @@ class ResidencyContext:
             staging ring.
         meter: Device bytes held.
         slots: The device buffers that all blocks take turns in which stream.
+        lockable: Most bytes of mapped files whose pages are locked.
         host: The memory that masters are pinned in.
     """
 
     accelerator: Accelerator
     pin_memory: bool = True
     host_limit: int | None = None
+    lockable: int = 0
     meter: ByteMeter = attrs.Factory(ByteMeter)
     slots: SlotPool = attrs.field(init=False)
     host: HostMemory = attrs.field(init=False)
@@ -61,7 +64,7 @@ class ResidencyContext:
 
     @host.default
     def _make_host(self) -> HostMemory:
-        return HostMemory(self.accelerator, self.pin_memory, self.host_limit)
+        return HostMemory(self.accelerator, self.pin_memory, self.host_limit, self.lockable)
 
     # ---- tensors -----------------------------------------------------------------------------------------------------------
 
@@ -91,18 +94,26 @@ class ResidencyContext:
                 _OWNERS[id(entry.tensor)] = reference
 
     def groups_of(
-        self, entries: Sequence[Entry], *, keep_origin: bool = False, pin_from: int | None = 1, leaving: AbstractSet[int] = frozenset()
+        self,
+        entries: Sequence[Entry],
+        *,
+        keep_origin: bool = False,
+        pin_from: int | None = 1,
+        leaving: AbstractSet[int] = frozenset(),
+        checkpoint: Checkpoint | None = None,
     ) -> list[Group]:
         """Return the groups of some owned entries, with a master each; groups that are as they were left are kept.
 
-        Weights that have no master yet get one: a part of a pinned arena, else their own memory. Those found on the device are
-        copied to the host, which blocks. Where this is cut short, the groups that were made are found by `known_groups`.
+        Weights that have no master yet get one: in the mapped file that holds their bytes, in a pinned arena, else their own memory.
+        Those found on the device are copied to the host, which blocks. Where this is cut short, the groups that were made are found by
+        `known_groups`.
 
         Args:
             entries: Owned entries.
             keep_origin: Keep the device memory that weights were found in, for an undo.
             pin_from: Fewer bytes than these are not worth pinning; None: pin nothing.
             leaving: Ids of tensors that are released next: new views of their memory do not count as theirs.
+            checkpoint: The files that the weights may stand in.
 
         Raises:
             RuntimeError: The device refused to pin memory.
@@ -124,8 +135,10 @@ class ResidencyContext:
                 fresh.append((group, placement))
             groups.append(group)
             del placement  # it keeps the memory that the weights came from
+        if checkpoint is not None:
+            self._adopt_mapped(fresh, checkpoint, keep_origin=keep_origin)
         self._adopt(fresh, keep_origin=keep_origin, pin_from=pin_from if self.pin_memory else None)
-        return sorted(dict.fromkeys(groups), key=lambda group: type_of(group.entries))
+        return sorted(dict.fromkeys(groups), key=lambda group: (type_of(group.entries), group.place_in_file))
 
     def known_groups(self, entries: Iterable[Entry]) -> list[Group]:
         """Return the groups that some tensors are in now, complete or not."""
@@ -181,6 +194,25 @@ class ResidencyContext:
         return group
 
     # ---- masters -----------------------------------------------------------------------------------------------------------
+
+    def _adopt_mapped(self, fresh: deque[Fresh], checkpoint: Checkpoint, *, keep_origin: bool) -> None:
+        """Give groups whose bytes stand in a file their masters there, and take them out; what they came from is freed on the way."""
+        checkpoint.look_again()
+        masters = [group.master for group in self._groups.values() if group.master is not None]
+        taken = {(master.region, master.offset) for master in masters if isinstance(master.region, MappedFile)}
+        for _ in range(len(fresh)):
+            group, placement = fresh.popleft()
+            found = checkpoint.find(placement, self.accelerator.to_host(placement.raw()), taken)
+            if isinstance(found, str):
+                group.unmapped = found
+                fresh.append((group, placement))
+            else:
+                self.host.attach(checkpoint)
+                taken.add(found)
+                file, at = found
+                _adopt_one(group, placement, master_of(placement, file.slice(at, placement.nbytes), file, at), keep_origin=keep_origin)
+            del placement  # it keeps the memory that the weights came from
+        self.host.lock_files()
 
     def _adopt(self, fresh: deque[Fresh], *, keep_origin: bool, pin_from: int | None) -> None:
         """Give groups their masters, region by region, so that what the weights came from is freed on the way."""

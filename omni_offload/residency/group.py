@@ -55,6 +55,7 @@ class Group:
         superseded: Whether its tensors were grouped anew; residencies that know it regroup.
         found_bytes: Bytes that were copied from the device when the group was made, because the weights were found there.
         origin: What the tensors were bound to before, where an undo may have to put it back.
+        unmapped: Why its bytes are not those of a mapped file, where there is one; empty where they are.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -67,6 +68,7 @@ class Group:
         self.binding = Binding()
         self.written = False
         self.superseded = False
+        self.unmapped = ""
         self.offsets = placement.offsets
         self.tensors = [entry.tensor for entry in self.entries]
         self.counters = [tensor for entry in self.entries for tensor in entry.counters]
@@ -100,6 +102,11 @@ class Group:
     @copy.setter
     def copy(self, copy: DeviceCopy | None) -> None:
         self.binding.copy = copy
+
+    @property
+    def place_in_file(self) -> int:
+        """Where in a mapped file its bytes are: neighbours there are to be neighbours on the device; -1 where they are in none."""
+        return self.master.offset if self.master is not None and self.master.mapped else -1
 
     def add_user(self, user: object) -> None:
         """Note that a residency knows the group. One that is known to a second one has nothing in common with others."""

@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from omni_offload.accelerator import Accelerator, PinnedMemory
+from omni_offload.residency.mapped import MappedFile
 from omni_offload.residency.tensors import ALIGNMENT, Placement, Shape, shape_of, view_of
 
 __all__ = ["ByteMeter", "HostMaster", "StagingRing", "master_of", "next_offset"]
@@ -47,7 +48,7 @@ class HostMaster:
     Attributes:
         raw: The bytes, uint8.
         views: Per entry of the group, the tensor on `raw` that stands for it.
-        region: The pinned arena the bytes lie in, if any.
+        region: The pinned arena, or the mapped file, that the bytes lie in, if any.
         offset: Where in the region.
         shapes: Per view, what tells that a tensor is bound to it.
         sampled: Where in the bytes the values lie that stand for them: words of 8 bytes, or single bytes where there are fewer.
@@ -55,7 +56,7 @@ class HostMaster:
 
     raw: torch.Tensor
     views: tuple[torch.Tensor, ...]
-    region: PinnedMemory | None = None
+    region: PinnedMemory | MappedFile | None = None
     offset: int = 0
     shapes: tuple[Shape, ...] = attrs.field(init=False)
     sampled: tuple[int, ...] = attrs.field(init=False)
@@ -90,10 +91,24 @@ class HostMaster:
     @property
     def pinned(self) -> bool:
         """Whether copies from these bytes need not block the host."""
+        if isinstance(self.region, MappedFile):
+            return self.region.is_locked(self.offset, self.raw.numel())
         return self.region is not None and self.region.pinned
 
+    @property
+    def mapped(self) -> bool:
+        """Whether these bytes are those of a mapped file."""
+        return isinstance(self.region, MappedFile)
 
-def master_of(placement: Placement, raw: torch.Tensor, region: PinnedMemory | None = None, offset: int = 0) -> HostMaster:
+    @property
+    def passing(self) -> bool:
+        """Whether weights are not to be left in these bytes when their management ends."""
+        if isinstance(self.region, MappedFile):
+            return not (self.region.kept or self.region.changed)
+        return self.region is not None and self.region.stays_pinned
+
+
+def master_of(placement: Placement, raw: torch.Tensor, region: PinnedMemory | MappedFile | None = None, offset: int = 0) -> HostMaster:
     """Make the master of a group on given bytes."""
     pairs = zip(placement.entries, placement.offsets, strict=True)
     return HostMaster(raw, tuple(view_of(raw, at, entry.tensor) for entry, at in pairs), region, offset)

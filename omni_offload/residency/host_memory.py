@@ -1,14 +1,15 @@
 """The host memory that an owner's masters lie in: how much of it is pinned, within a limit, and what stays pageable."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import attrs
 import torch
 
 from omni_offload.accelerator import Accelerator, PinnedMemory, host_memory_limit
-from omni_offload.errors import OffloadConfigError
+from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.residency.host import StagingRing
+from omni_offload.residency.mapped import Checkpoint, MappedFile
 
 __all__ = ["HostMemory"]
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 #: Bytes of the staging ring, and the least it works with (two pages).
 _STAGING_BYTES = 32 << 20
 _STAGING_MIN_BYTES = 8192
+#: Bytes of a mapped file that are locked in one go: whole pages, of any size of these.
+_LOCKED_CHUNK_BYTES = 256 << 20
 
 
 @attrs.define(eq=False)
@@ -27,15 +30,21 @@ class HostMemory:
         accelerator: The device.
         pin_memory: Whether masters are pinned.
         limit: Most pinned bytes; None: no limit but `host_memory_limit`. Weights beyond it stay pageable and go through a staging ring.
+        lockable: Most bytes of mapped files whose pages are locked.
+        unlocked: Why the pages of mapped files are not locked, though they were to be; empty where they are.
     """
 
     accelerator: Accelerator
     pin_memory: bool
     limit: int | None
+    lockable: int = 0
+    unlocked: str = attrs.field(default="", init=False)
     _ceiling: int | None = attrs.field(factory=host_memory_limit, init=False)
     _regions: set[PinnedMemory] = attrs.field(factory=set, init=False)
     _held: set[PinnedMemory] = attrs.field(factory=set, init=False)
     _staging: StagingRing | None = attrs.field(default=None, init=False)
+    _checkpoints: list[Checkpoint] = attrs.field(factory=list, init=False)
+    _locked: list[MappedFile] = attrs.field(factory=list, init=False)
 
     # ---- pinned ------------------------------------------------------------------------------------------------------------
 
@@ -51,7 +60,7 @@ class HostMemory:
         self._regions.add(region)
         return region
 
-    def keep(self, used: Collection[PinnedMemory | None]) -> None:
+    def keep(self, used: Collection[PinnedMemory | MappedFile | None]) -> None:
         """Unpin the regions of `pin` that are not among those which are still used. Idempotent."""
         for region in [region for region in self._regions if region not in used]:
             region.unpin()  # not left to the collector, in which an interrupt would be lost
@@ -89,12 +98,64 @@ class HostMemory:
     def pinned_bytes(self) -> int:
         """Pinned host bytes that are held now, the staging ring's included."""
         pinned = sum(region.charged for region in (*self._regions, *self._held) if region.pinned)
-        return pinned + (self._staging.nbytes if self._staging else 0)
+        return pinned + (self._staging.nbytes if self._staging else 0) + sum(file.locked_bytes for file in self._locked)
+
+    # ---- mapped ------------------------------------------------------------------------------------------------------------
+
+    def attach(self, checkpoint: Checkpoint) -> None:
+        """Let weights lie in the files of a checkpoint, until `close`. Idempotent.
+
+        Raises:
+            OffloadConfigError: They are to go through the staging ring, and the limit leaves none.
+        """
+        if checkpoint not in self._checkpoints:
+            self.reserve_staging(short=False)
+            self._checkpoints.append(checkpoint)
+
+    def lock_files(self) -> None:
+        """Lock pages of mapped files, as many as may be; where the device refuses, the rest goes through the staging ring."""
+        if not self.lockable or self.unlocked:
+            return
+        for file in [file for checkpoint in self._checkpoints for file in checkpoint.mapped.values()]:
+            if file not in self._locked:
+                self._locked.append(file)  # first, so that an interrupt is undone
+            others = sum(other.locked_bytes for other in self._locked if other is not file)
+            room = self.room
+            limit = self.lockable - others if room is None else min(self.lockable - others, room + file.locked_bytes)
+            try:
+                file.lock(self.accelerator, limit=limit, chunk=_LOCKED_CHUNK_BYTES)
+            except RuntimeError as error:
+                self.unlocked = f"pages of {file.path} could not be locked ({error})"
+                logger.warning("%s: its weights go through the staging ring", self.unlocked)
+                return
+
+    def refuse_changed(self) -> None:
+        """Refuse to go on with a mapped file that was written to.
+
+        Raises:
+            OffloadStateError: There is one; by name.
+        """
+        if changes := [*self.changes()]:
+            raise OffloadStateError(f"{'; '.join(changes)}; call disable_omni_offload(), and load the component again")
+
+    def changes(self) -> Iterator[str]:
+        """Yield which mapped file was written to."""
+        for checkpoint in self._checkpoints:
+            yield from checkpoint.changes()
+
+    def keep_files(self) -> None:
+        """Leave weights in the mapped files when their management ends: for a process that ends, too."""
+        for checkpoint in self._checkpoints:
+            for file in checkpoint.mapped.values():
+                file.kept = True
 
     # ---- staging -----------------------------------------------------------------------------------------------------------
 
-    def reserve_staging(self) -> None:
+    def reserve_staging(self, *, short: bool = True) -> None:
         """Make the staging ring for weights that stay pageable, once; it takes at most a quarter of the limit.
+
+        Args:
+            short: They stay so because memory is short.
 
         Raises:
             OffloadConfigError: `limit` leaves no room for the smallest ring.
@@ -103,7 +164,7 @@ class HostMemory:
             return
         left = self.room
         size = self._staging_bytes(left)
-        if self.limit is None and left is not None:
+        if short and self.limit is None and left is not None:
             logger.warning(
                 "this process may use %s bytes of host memory, fewer than the weights: some of them stay pageable", self._ceiling
             )
@@ -128,13 +189,22 @@ class HostMemory:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool) -> None:
         """Queue a host-to-device copy of bytes, through the staging ring where the source is pageable and there is one."""
+        for file in self._locked:
+            start = source.data_ptr() - file.raw.data_ptr()
+            if 0 <= start < file.nbytes:
+                for begin, end, locked in file.pieces(start, source.numel()):
+                    self._copy(target[begin:end], source[begin:end], pinned=locked)
+                return
+        self._copy(target, source, pinned=pinned)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool) -> None:
         if pinned or self._staging is None:
             self.accelerator.copy(target, source, pinned=pinned)
         else:
             self._staging.copy(target, source)
 
     def close(self) -> None:
-        """Unpin everything. Idempotent; blocks the host until queued copies are done."""
+        """Unpin everything, and let mapped files go. Idempotent; blocks the host until queued copies are done."""
         if self._staging is not None:
             self._staging.unpin()
             self._staging = None
@@ -142,3 +212,7 @@ class HostMemory:
             region.unpin()
             self._regions.discard(region)
             self._held.discard(region)
+        for checkpoint in self._checkpoints:
+            checkpoint.close()
+        self._locked.clear()
+        self._checkpoints.clear()

@@ -12,6 +12,7 @@ from omni_offload.residency.context import LATE_PIN_BYTES, ResidencyContext
 from omni_offload.residency.device import buffers_of
 from omni_offload.residency.group import Group
 from omni_offload.residency.host import ByteMeter
+from omni_offload.residency.mapped import Checkpoint
 from omni_offload.residency.tables import collect
 from omni_offload.residency.tensors import Entry, align, group_by_bytes
 
@@ -134,6 +135,20 @@ class ManagedTensors:
         return sum(group.nbytes for group in self._groups or () if group.master is not None and group.master.pinned)
 
     @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the masters that lie in mapped files."""
+        return sum(group.nbytes for group in self._groups or () if group.master is not None and group.master.mapped)
+
+    def unmapped(self) -> Iterator[tuple[str, str]]:
+        """Yield what does not lie in a mapped file though there is one for the component: the first tensor's name, and why."""
+        return ((group.entries[0].name, group.unmapped) for group in self._groups or () if group.unmapped)
+
+    @property
+    def unlocked(self) -> str:
+        """Why the pages of mapped files are not locked, though they were to be; empty where they are."""
+        return self._context.host.unlocked
+
+    @property
     def overlaps(self) -> bool:
         """Whether copies from the masters leave the host free: they are pinned, up to a little that came late."""
         return self.host_bytes - self.pinned_bytes < LATE_PIN_BYTES and bool(self.pinned_bytes or not self.host_bytes)
@@ -178,7 +193,7 @@ class ManagedTensors:
                     self._collect()
                 self._context.own(self._entries, self.name)
                 self._begun = True
-                self._set_groups(self._context.groups_of(self._entries, keep_origin=keep_origin))
+                self._set_groups(self._context.groups_of(self._entries, keep_origin=keep_origin, checkpoint=self._checkpoint))
                 self._tables.derived.put_back(keep_origin=keep_origin)
                 self._follow()
 
@@ -187,6 +202,11 @@ class ManagedTensors:
         self._tables.derived.commit()
         for group in self._groups or ():
             group.origin = None
+
+    @property
+    def _checkpoint(self) -> Checkpoint | None:
+        """The files that the weights may stand in; None: each is to have memory of its own."""
+        return None
 
     def _collect(self) -> None:
         entries, tables = collect(self._modules)
@@ -280,7 +300,7 @@ class ManagedTensors:
         kept = set(entries)
         own = (group for group in self._groups or () if group.users <= {self})
         leaving = {id(entry.tensor) for group in own for entry in group.entries if entry not in kept}
-        self._set_groups(self._context.groups_of(entries, pin_from=pin_from, leaving=leaving))
+        self._set_groups(self._context.groups_of(entries, pin_from=pin_from, leaving=leaving, checkpoint=self._checkpoint))
         self._context.release(entry for entry in self._entries if entry not in kept)
         self._entries, self._tables = entries, tables
         self._follow()

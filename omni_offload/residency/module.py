@@ -270,9 +270,9 @@ class ModuleResidency(ManagedTensors):
             for group in self._groups or ():
                 if len(group.users) > 1 or group.master is None:
                     continue
-                if to_origin:
+                if to_origin and group.origin is not None:
                     group.back_to_origin()
-                elif group.master.region is not None and group.master.region.stays_pinned and group.intact():
+                elif group.master.passing and group.intact():
                     group.move_master()
             self._follow()
             if to_origin:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from omni_offload.discovery import modules_of, modules_outside
+from omni_offload.residency.mapped import Checkpoint
 from omni_offload.residency.tables import leaves_in
 from omni_offload.residency.tensors import ALIGNMENT, Entry, align, group_by_bytes
 
@@ -26,12 +27,14 @@ class Partition:
         sizes: Device bytes of what belongs to each block, whether it travels or stays; padding included.
         residents: The blocks that stay with the rest.
         changes: How many updates found homes other than before.
+        checkpoint: The files that the weights may stand in; None: each has memory of its own.
 
     Args:
         component: As the attribute.
         blocks: As the attribute; no module is in two of them.
         staying: Modules inside of blocks that stay with the rest.
         multiple: What the sizes are rounded up to (bytes).
+        checkpoint: As the attribute.
     """
 
     def __init__(
@@ -41,11 +44,13 @@ class Partition:
         staying: Iterable[torch.nn.Module] = (),
         *,
         multiple: int = ALIGNMENT,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.component = component
         self.blocks = tuple(blocks)
         self._staying = tuple(staying)
         self._multiple = multiple
+        self.checkpoint = checkpoint
         self._away: dict[int, tuple[int, list[torch.Tensor]]] = {}
         self.sizes = [0] * len(self.blocks)
         self.residents: frozenset[int] = frozenset()

@@ -27,6 +27,7 @@ class ComponentReport:
         misses: Uses that had to wait for a whole copy.
         wasted_copies: Copies that were never used, or had to be made again because the master changed.
         transfer: `overlapped` (pinned), `staged` (some of it pageable, through the pinned ring) or `serial` (pageable: the host blocks).
+        unmapped: Which of its weights are not in the mapped file, though there is one, and why: a line for each reason.
         costs: By which times of its blocks residents were chosen: `measured`, or `assumed` from their sizes; empty where none stream.
     """
 
@@ -44,6 +45,7 @@ class ComponentReport:
     misses: int = 0
     wasted_copies: int = 0
     transfer: str = "overlapped"
+    unmapped: tuple[str, ...] = ()
     costs: str = ""
 
 
@@ -91,7 +93,8 @@ class OffloadReport:
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
         peak = f"peak {_mib(self.peak_device_bytes)} MiB on {self.device}, {_mib(self.pinned_host_bytes)} MiB pinned"
-        return "\n".join([f"{self.strategy}: {peak} (sizes in MiB)", *lines])
+        notes = [f"{c.name}, not mapped: {reason}" for c in self.components for reason in c.unmapped]
+        return "\n".join([f"{self.strategy}: {peak} (sizes in MiB)", *lines, *notes])
 
 
 def _mib(nbytes: int) -> str:

@@ -1,12 +1,13 @@
 """Devices by name, pinned memory of exact size, the limits of the container."""
 
 import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from omni_offload.accelerator import Accelerator, PinnedMemory, host_memory_limit, resolve_device, unsupported_reason
+from omni_offload.accelerator import Accelerator, PinnedMemory, Registration, host_memory_limit, resolve_device, unsupported_reason
 from omni_offload.accelerator import pinned as module
 from omni_offload.errors import OffloadStateError
 from omni_offload.testing import sim
@@ -153,6 +154,31 @@ def test_a_runtime_like_cudas_is_spoken_to_through_its_error_check(engine, monke
     monkeypatch.setattr(torch, "get_device_module", lambda _: fake)
     PinnedMemory(engine, 64).unpin()
     assert calls == [("register", 64, 0), ("checked", 0), ("unregister",), ("checked", 0)]
+
+
+def test_memory_that_exists_is_locked_until_it_ends_and_kept_as_long(engine):
+    memory = bytearray(4096)
+    pointer = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    registration = Registration(engine, pointer, 4096, memory)
+    assert sim.pinned_bytes() == 4096
+    kept = weakref.finalize(registration, list)
+    registration.end()
+    registration.end()
+    assert sim.pinned_bytes() == 0
+    dropped = Registration(engine, pointer, 4096, memory)
+    del dropped, registration
+    assert (sim.pinned_bytes(), kept.alive) == (0, False)
+
+
+def test_memory_that_cannot_be_locked_is_let_go(engine, monkeypatch):
+    memory = torch.zeros(64, dtype=torch.uint8)
+    sim.configure(fail_pin_in=0)
+    with pytest.raises(RuntimeError, match="pin"):
+        Registration(engine, memory.data_ptr(), 64, memory)
+    assert sim.pinned_bytes() == 0
+    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace())
+    with pytest.raises(RuntimeError, match="sim:0 cannot lock host memory that exists"):
+        Registration(engine, memory.data_ptr(), 64, memory)
 
 
 # ---- the limit of the container ----

@@ -72,24 +72,6 @@ def test_many_ranks_without_a_world(make, device, kit):
     assert pipe.offload_backend is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"layer_options": {"dit": LayerOptions(weight_transfer="rank-local", checkpoint="weights.safetensors")}},
-            r"layer_options\.dit\.checkpoint is 'weights.*leave it out",
-        ),
-        ({"dlo_host_registration_limit_gib": 2.0}, r"dlo_host_registration_limit_gib is 2\.0.*leave it 0"),
-    ],
-)
-def test_what_is_not_there_yet_is_refused(make, device, kit, fields, message):
-    """A mapped checkpoint, and its registration, are refused by name."""
-    pipe = make()
-    with pytest.raises(OffloadConfigError, match=message):
-        manage(pipe, get_offload_backend(config(**fields), device))
-    assert kit.hooks(pipe) == []
-
-
 def test_asking_again(make, device, x):
     """Asked for the same, the backend that is there is returned; with another mesh it is not the same."""
     pipe = make()
