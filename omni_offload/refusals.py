@@ -40,6 +40,7 @@ TAKEN_COMPONENT = Refusal(
     "at model level: `use_hsdp`, or components that `fully_shard` has taken",
     "use mode 'layer', or leave what is sharded unselected and `use_hsdp` off",
 )
+FLAT_WEIGHTS = Refusal("components with modules that are wrapped in `FullyShardedDataParallel` (FSDP1)", "use `fully_shard` (FSDP2)")
 SPREAD_BLOCKS = Refusal(
     "streamed blocks that are distributed (`DTensor`) over others than tensor-parallel ranks",
     "give their mesh's size as `tensor_parallel_size`, or leave the blocks whole",
@@ -60,7 +61,7 @@ UNWATCHED_WEIGHTS = Refusal(
 
 REFUSALS = (
     *(HSDP_BESIDE_OTHERS, OTHER_WORLD, NO_WORLD, OTHER_MESH, NAMELESS_MESH, OUTSIDE_MESH),
-    *(TAKEN_BLOCKS, TAKEN_COMPONENT, SPREAD_BLOCKS),
+    *(TAKEN_BLOCKS, TAKEN_COMPONENT, FLAT_WEIGHTS, SPREAD_BLOCKS),
     *(UNEQUAL_ENCODER, SHARED_MEMORY, SKIPPING_CACHE, UNWATCHED_WEIGHTS),
 )
 """Every refusal, in the order of the documentation."""

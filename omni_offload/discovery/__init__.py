@@ -16,7 +16,7 @@ from omni_offload.discovery.declarations import (
     validate_declarations,
 )
 from omni_offload.discovery.entry_points import EntryPoint, find_entry_points, resolve_entry_points
-from omni_offload.discovery.fsdp import fsdp_parameters, left_to_fsdp, look_for_fsdp, managed_weights_of
+from omni_offload.discovery.fsdp import flat_fsdp_modules, fsdp_parameters, left_to_fsdp, look_for_fsdp, managed_weights_of
 from omni_offload.discovery.paths import all_components, find_module, is_path, module_at, modules_in, modules_outside
 from omni_offload.discovery.problems import Problems, class_name, nearest
 from omni_offload.discovery.walk import modules_of, named_modules_of, weights_of
@@ -37,6 +37,7 @@ __all__ = [
     "find_entry_points",
     "find_module",
     "find_unlisted",
+    "flat_fsdp_modules",
     "fsdp_parameters",
     "is_path",
     "left_to_fsdp",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from omni_offload.discovery.walk import modules_of, named_modules_of
 
-__all__ = ["fsdp_parameters", "left_to_fsdp", "look_for_fsdp", "managed_weights_of"]
+__all__ = ["flat_fsdp_modules", "fsdp_parameters", "left_to_fsdp", "look_for_fsdp", "managed_weights_of"]
 
 _NONE: frozenset[str] = frozenset()
 _OWNED: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
@@ -51,6 +51,13 @@ def fsdp_parameters(root: nn.Module, path: str) -> Iterator[tuple[str, Tensor]]:
     for where, module in named_modules_of(root, path):
         owned = left_to_fsdp(module)
         yield from [(f"{where}.{name}", tensor) for name, tensor in module.named_parameters(recurse=False) if name in owned]
+
+
+def flat_fsdp_modules(root: nn.Module, path: str) -> Iterator[str]:
+    """Yield the full names of modules, a module itself or within it, whose weights FSDP1 keeps as views of one flat parameter."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        yield from [where for where, module in named_modules_of(root, path) if isinstance(module, fsdp.FullyShardedDataParallel)]
 
 
 def managed_weights_of(root: nn.Module) -> Iterator[Tensor]:

@@ -6,10 +6,19 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from omni_offload.config import OffloadConfig, OffloadStrategy
-from omni_offload.discovery import Component, Problems, class_name, find_module, fsdp_parameters, module_at, modules_outside
+from omni_offload.discovery import (
+    Component,
+    Problems,
+    class_name,
+    find_module,
+    flat_fsdp_modules,
+    fsdp_parameters,
+    module_at,
+    modules_outside,
+)
 from omni_offload.plan.model import PlannedComponent, Treatment
 from omni_offload.plan.topology import Block, blocks_at
-from omni_offload.refusals import TAKEN_BLOCKS, TAKEN_COMPONENT
+from omni_offload.refusals import FLAT_WEIGHTS, TAKEN_BLOCKS, TAKEN_COMPONENT
 
 __all__ = ["parameters_of", "streamed_blocks", "taken_problems"]
 
@@ -62,7 +71,7 @@ def parameters_of(pipeline: object, component: PlannedComponent) -> set[nn.Param
 def taken_problems(
     pipeline: object, config: OffloadConfig, components: Iterable[Component], planned: Iterable[PlannedComponent]
 ) -> Iterator[str]:
-    """Yield what cannot be served since FSDP2 owns it: weights of blocks that stream, and at model level of all that rotates.
+    """Yield what cannot be served since FSDP owns it: weights of blocks that stream, and at model level of all that rotates.
 
     Args:
         pipeline: The pipeline.
@@ -76,6 +85,9 @@ def taken_problems(
     for component, plan in zip(components, planned, strict=True):
         if component.module is None or plan.treatment is Treatment.STAY:
             continue
+        flat = [*flat_fsdp_modules(component.module, component.path)]
+        if flat:
+            yield FLAT_WEIGHTS.of(f"FullyShardedDataParallel has taken {_some(flat)}, which is to move")
         taken = dict(fsdp_parameters(component.module, component.path))
         if taken and level:
             yield TAKEN_COMPONENT.of(f"component {component.path!r} is to rotate, and fully_shard has taken {_some(taken)}")

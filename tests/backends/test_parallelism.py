@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, FullyShardedDataParallel, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -171,6 +171,17 @@ def test_components_that_fsdp_has_taken_are_refused_at_model_level(make, kit, de
     asked = OffloadConfig(strategy=OffloadStrategy.MODEL_LEVEL, components={"dit", "vae"})
     with manage(pipe, get_offload_backend(asked, device)) as backend:
         assert {part.name: part.treatment for part in backend.report().components}["transformer"] == "rotate"
+
+
+@pytest.mark.parametrize("strategy", [OffloadStrategy.MODEL_LEVEL, OffloadStrategy.LAYERWISE])
+@pytest.mark.filterwarnings("ignore:.*FullyShardedDataParallel:FutureWarning", "ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
+def test_modules_of_fsdp1_are_refused(make, kit, device, world, strategy):
+    """Their weights are views of one flat parameter that FSDP1 moves: refused by name in what is to move, and left alone elsewhere."""
+    pipe = make()
+    pipe.text_encoder.proj = FullyShardedDataParallel(pipe.text_encoder.proj, device_id=torch.device("cpu"))
+    with pytest.raises(OffloadConfigError, match=r"taken text_encoder\.proj, which is to move; use fully_shard \(FSDP2\)"):
+        manage(pipe, get_offload_backend(config(strategy), device))
+    assert kit.hooks(pipe) == []
 
 
 # ---- tensor parallelism ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from omni_offload.discovery import fsdp_parameters, left_to_fsdp, look_for_fsdp, managed_weights_of
+from omni_offload.discovery import flat_fsdp_modules, fsdp_parameters, left_to_fsdp, look_for_fsdp, managed_weights_of
 from omni_offload.plan import weight_bytes
 from omni_offload.residency.tables import collect
 
@@ -77,6 +77,7 @@ def test_without_fsdp_nothing_is_taken(mesh, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.distributed.fsdp")
     look_for_fsdp(module)
     assert left_to_fsdp(module) == frozenset()
+    assert [*flat_fsdp_modules(module, "m")] == []
 
 
 @pytest.mark.parametrize("empty", [False, True])
