@@ -58,10 +58,13 @@ UNWATCHED_WEIGHTS = Refusal(
     "inference tensors, and modules in training mode with large buffers, in gathered blocks",
     "load it outside of `torch.inference_mode()`, call `eval()`, or use `weight_transfer` 'rank-local'",
 )
+UNPINNED_REGISTRATION = Refusal("`dlo_host_registration_limit_gib` without pinning", "drop one")
+UNUSED_REGISTRATION = Refusal("`dlo_host_registration_limit_gib` where all that streams is gathered", "leave it 0")
 
 REFUSALS = (
     *(HSDP_BESIDE_OTHERS, OTHER_WORLD, NO_WORLD, OTHER_MESH, NAMELESS_MESH, OUTSIDE_MESH),
     *(TAKEN_BLOCKS, TAKEN_COMPONENT, FLAT_WEIGHTS, SPREAD_BLOCKS),
     *(UNEQUAL_ENCODER, SHARED_MEMORY, SKIPPING_CACHE, UNWATCHED_WEIGHTS),
+    *(UNPINNED_REGISTRATION, UNUSED_REGISTRATION),
 )
 """Every refusal, in the order of the documentation."""

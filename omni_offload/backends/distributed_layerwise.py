@@ -20,6 +20,7 @@ from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.plan import ResolvedOffloadPlan
 from omni_offload.protocols import DIT_COMPONENT, TEXT_ENCODER_COMPONENT
 from omni_offload.ranks import gather_ranks
+from omni_offload.refusals import UNPINNED_REGISTRATION, UNUSED_REGISTRATION
 
 __all__ = ["DistributedLayerwiseOffloadBackend"]
 
@@ -87,9 +88,10 @@ class DistributedLayerwiseOffloadBackend(LayerwiseOffloadBackend):
         config, problems = self.config, list[str]()
         limit = config.dlo_host_registration_limit_gib
         if limit and not config.pin_cpu_memory:
-            problems.append(f"dlo_host_registration_limit_gib is {limit}, and pinning is off; drop one")
+            problems.append(UNPINNED_REGISTRATION.of(f"dlo_host_registration_limit_gib is {limit}, and pinning is off"))
         if limit and all(config.uses_allgather(kind) for kind in config.components or COMPONENTS):
-            problems.append(f"dlo_host_registration_limit_gib is {limit}, and nothing streams rank-locally, from a mapped file; leave it 0")
+            found = f"dlo_host_registration_limit_gib is {limit}, and nothing streams rank-locally, from a mapped file"
+            problems.append(UNUSED_REGISTRATION.of(found))
         if problems:
             raise OffloadConfigError(f"distributed layerwise offload: {'; '.join(problems)}")
 
