@@ -99,7 +99,7 @@ def test_fsdp_owns_all_but_the_streamed_blocks(make, device, x, expected, world,
 def test_fsdp_keeps_its_weights_on_the_host(make, device, x, expected, world):
     """FSDP2's own policy for the host works beside the offload."""
     pipe, asked = make(), config(use_hsdp=True)
-    ignored = {*streamed_parameters(pipe, asked)}
+    ignored = streamed_parameters(pipe, asked)  # as a message of a refusal says it
     fully_shard(pipe.transformer, mesh=world, ignored_params=ignored, reshard_after_forward=True, offload_policy=CPUOffloadPolicy())
     with manage(pipe, get_offload_backend(asked, device)), torch.no_grad():
         for _ in range(2):
