@@ -1,5 +1,6 @@
 """Masters in mapped files: a tensor whose bytes are those of its checkpoint need not have memory of its own in every process."""
 
+import itertools
 import mmap
 import os
 import weakref
@@ -104,13 +105,10 @@ class MappedFile:
         A copy from two registrations in one is an error on some devices.
         """
         at, stop = start, start + nbytes
-        for first, end in sorted(self._locked):
-            if end <= at or first >= stop:
-                continue
-            if at < first:
-                yield at - start, first - start, False
-            yield max(at, first) - start, min(end, stop) - start, True
-            at = min(end, stop)
+        for _, end in sorted(self._locked):  # from the first page on, without a gap
+            if at < min(end, stop):
+                yield at - start, min(end, stop) - start, True
+                at = min(end, stop)
         if at < stop:
             yield at - start, nbytes, False
 
@@ -139,6 +137,7 @@ class Checkpoint:
     required: bool
     mapped: dict[Path, MappedFile] = attrs.field(factory=dict, init=False)
     _saved: dict[str, list[SavedTensor]] = attrs.field(factory=dict, init=False)
+    _endings: dict[tuple[str, ...], list[tuple[list[str], list[SavedTensor]]]] = attrs.field(factory=dict, init=False)
     _problems: list[str] = attrs.field(factory=list, init=False)
     _names: Mapping[int, list[str]] = attrs.field(factory=dict, init=False)
 
@@ -151,6 +150,10 @@ class Checkpoint:
                 if self.required:
                     raise
                 self._problems.append(str(error))
+        for name, tensors in self._saved.items():
+            parts = name.split(".")
+            for ending in {tuple(parts[-2:]), tuple(parts[-1:])}:
+                self._endings.setdefault(ending, []).append((parts, tensors))
 
     def look_again(self) -> None:
         """Take in which tensors the component has now, for `find`."""
@@ -195,15 +198,24 @@ class Checkpoint:
         return "in the file once for several tensors" if (file, saved.start) in taken else (file, saved.start)
 
     def _candidates(self, tensor: torch.Tensor) -> Iterator[SavedTensor]:
-        """Yield the tensors of the file that may be one: of a name of it; else of one that ends in such a name, or is the end of one."""
+        """Yield the tensors of the file that may be one: of a name of it; else those like it whose names end most like one of it.
+
+        Libraries rename what is saved, above the modules with weights. Values decide.
+        """
         names = self._names.get(id(tensor), [])
         same = [saved for name in names for saved in self._saved.get(name, ())]
         if same:
             yield from same
             return
-        for key, saved in self._saved.items():
-            if any(key.endswith(f".{name}") or name.endswith(f".{key}") for name in names):
-                yield from (one for one in saved if one.is_like(tensor))
+        found: dict[int, list[SavedTensor]] = {}
+        for name in names:
+            parts = name.split(".")
+            for key, saved in self._endings.get(tuple(parts[-2:]), ()):
+                alike = sum(1 for _ in itertools.takewhile(_are_equal, zip(parts[::-1], key[::-1], strict=False)))
+                for one in saved:
+                    if one.is_like(tensor):
+                        found.setdefault(alike, []).append(one)
+        yield from found.get(max(found, default=0), ())
 
     def _map(self, path: Path) -> MappedFile:
         if path not in self.mapped:
@@ -220,6 +232,10 @@ class Checkpoint:
         """Unlock all pages, and look at the files no more. Idempotent."""
         for file in self.mapped.values():
             file.close()
+
+
+def _are_equal(pair: tuple[str, str]) -> bool:
+    return pair[0] == pair[1]
 
 
 def _names_in(component: torch.nn.Module) -> Mapping[int, list[str]]:
