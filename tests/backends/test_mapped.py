@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from omni_offload import LayerOptions, OffloadConfig, OffloadPlan, OffloadStrategy, get_offload_backend
+from omni_offload.accelerator import Accelerator
 from omni_offload.backends import manage
 from omni_offload.backends.rotation import Rotation
 from omni_offload.errors import OffloadConfigError, OffloadStateError
@@ -427,6 +428,9 @@ def _refuse(file):
     (file.parent / "index.json").write_text('{"weight_map": {"a": "gone.safetensors", "b": "../up.safetensors"}}', encoding="utf-8")
     header = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}
     raw = json.dumps(header).encode()
+    header = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    long = json.dumps(header).encode()
+    (file.parent / "cut.safetensors").write_bytes(len(long).to_bytes(8, "little") + long + bytes(4))
     (file.parent / "wrong.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(4))
 
 
@@ -439,6 +443,7 @@ def _refuse(file):
         ("short.safetensors", "cannot be read as safetensors .*its header would have"),
         ("none.safetensors", "cannot be read as safetensors .*its header would have 0 bytes"),
         ("wrong.safetensors", r"bytes 0 to 4 for a F32 of shape \[2\]"),
+        ("cut.safetensors", r"bytes 0 to 8 for a F32 of shape \[2\], in a file of"),
         ("list.json", "which is no index with a weight_map"),
         ("index.json", r"which names \.\./up\.safetensors, gone\.safetensors: not there beside it"),
     ],
@@ -518,6 +523,21 @@ def test_pages_are_locked_up_to_a_limit(pipe, device, file, x, expected, chunk, 
             assert told(backend).transfer == "overlapped"
         assert sim.pinned_bytes() == backend.report().pinned_host_bytes >= min(chunks * chunk, size)
         assert host.unlocked == ""
+
+
+def test_what_is_not_locked_is_staged(pipe, device, file, x, expected, chunk, monkeypatch):
+    """Within the locked pages copies come from the file, beyond them from the staging ring: all of them from pinned memory."""
+    sources = []
+    copy = Accelerator.copy
+
+    def note(self, target, source, *, pinned=True):
+        sources.append((source.is_pinned(), pinned, in_file(file, source)))
+        copy(self, target, source, pinned=pinned)
+
+    with enable(pipe, device, file, dlo_host_registration_limit_gib=2 * chunk / 2**30):
+        monkeypatch.setattr(Accelerator, "copy", note)
+        assert same(pipe, x, expected)
+    assert {*sources} == {(True, True, 0), (True, True, 1)}
 
 
 def test_locked_pages_count_as_pinned(pipe, device, file, x, expected, chunk):

@@ -6,6 +6,7 @@ A mutant whose fragment has gone from the source is adapted, not dropped: the fa
 from mutant import Mutant
 from mutants_backends import BACKENDS
 from mutants_layers import LAYERS
+from mutants_mapped import MAPPED
 from mutants_owners import OWNERS
 from mutants_ranks import RANKS
 from mutants_residency import RESIDENCY
@@ -14,7 +15,7 @@ from mutants_trace import TRACE
 
 __all__ = ["CONTROLS", "MUTANTS", "Mutant"]
 
-MUTANTS = (*RESIDENCY, *BACKENDS, *LAYERS, *OWNERS, *RANKS, *SELECTION, *TRACE)
+MUTANTS = (*RESIDENCY, *BACKENDS, *LAYERS, *MAPPED, *OWNERS, *RANKS, *SELECTION, *TRACE)
 
 _STOPS = (
     "cleanup.py",

@@ -1,0 +1,112 @@
+"""Mutants of mapped checkpoints: which tensors are mapped, what is written to them, how they end."""
+
+from mutant import Mutant
+
+_MAPPED = "tests/backends/test_mapped.py::"
+
+MAPPED = (
+    Mutant(
+        "mapped-without-comparing",
+        "residency/mapped.py",
+        "if not torch.equal(raw, there):",
+        "if False:",
+        "a fused adapter is lost: the file's weights are used",
+        (f"{_MAPPED}test_another_tensor_keeps_its_memory",),
+    ),
+    Mutant(
+        "one-place-for-two-tensors",
+        "residency/mapped.py",
+        'return "in the file once for several tensors" if (file, saved.start) in taken else (file, saved.start)',
+        "return file, saved.start",
+        "what is written to one tensor is seen in another",
+        (f"{_MAPPED}test_equal_tensors_that_the_file_has_once",),
+    ),
+    Mutant(
+        "file-written",
+        "residency/mapped.py",
+        "access=mmap.ACCESS_COPY",
+        "flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE",
+        "an edit reaches the file, or cannot be made",
+        (f"{_MAPPED}test_edits_are_the_process_s_own",),
+    ),
+    Mutant(
+        "changed-file-unseen",
+        "residency/mapped.py",
+        "return self._close.alive and self._read_stamp() != self._stamp",
+        "return False",
+        "other weights are used, without a word, once the file is written to",
+        (f"{_MAPPED}test_a_file_that_is_changed_is_noticed",),
+    ),
+    Mutant(
+        "misaligned-mapped",
+        "residency/mapped.py",
+        "elif saved.start % tensor.itemsize:",
+        "elif False:",
+        "a weight begins within an element of its type",
+        (f"{_MAPPED}test_another_tensor_keeps_its_memory",),
+    ),
+    Mutant(
+        "strided-mapped",
+        "residency/mapped.py",
+        "at == 0 and e.tensor.nbytes == placement.nbytes and e.tensor.is_contiguous()",
+        "at == 0 and e.tensor.nbytes == placement.nbytes",
+        "the report names another reason than the strides",
+        (f"{_MAPPED}test_another_tensor_keeps_its_memory",),
+    ),
+    Mutant(
+        "weights-left-in-the-file",
+        "residency/host.py",
+        "return not (self.region.kept or self.region.changed)",
+        "return False",
+        "after disable, and after a failed enable, weights change with the file",
+        (f"{_MAPPED}test_weights_are_the_file", f"{_MAPPED}test_a_failure_leaves_nothing_mapped"),
+    ),
+    Mutant(
+        "failed-enable-left-in-the-file",
+        "residency/module.py",
+        "if to_origin and group.origin is not None:",
+        "if to_origin:",
+        "after a failed enable weights change with the file",
+        (f"{_MAPPED}test_a_failure_leaves_nothing_mapped",),
+    ),
+    Mutant(
+        "order-of-the-module-in-slots",
+        "residency/context.py",
+        "key=lambda group: (type_of(group.entries), group.place_in_file))",
+        "key=lambda group: type_of(group.entries))",
+        "a mapped block travels tensor by tensor",
+        (f"{_MAPPED}test_a_block_travels_as_one",),
+    ),
+    Mutant(
+        "limit-of-locked-pages-passed",
+        "residency/mapped.py",
+        "if self.locked_bytes + end - start > limit:",
+        "if self.locked_bytes > limit:",
+        "more pages are locked than the limit says",
+        (f"{_MAPPED}test_pages_are_locked_up_to_a_limit",),
+    ),
+    Mutant(
+        "locked-pages-not-counted",
+        "residency/host_memory.py",
+        " + sum(file.locked_bytes for file in self._locked)\n",
+        "\n",
+        "locked pages come on top of host_memory",
+        (f"{_MAPPED}test_pages_are_locked_up_to_a_limit", f"{_MAPPED}test_locked_pages_count_as_pinned"),
+    ),
+    Mutant(
+        "staged-bytes-copied-as-locked",
+        "residency/host_memory.py",
+        "source[begin:end], pinned=locked)",
+        "source[begin:end], pinned=True)",
+        "what lies beside the locked pages does not go through the staging ring",
+        (f"{_MAPPED}test_what_is_not_locked_is_staged",),
+    ),
+    Mutant(
+        "truncated-file-believed",
+        "residency/checkpoint.py",
+        "if not 0 <= begin <= end <= size - first",
+        "if not 0 <= begin <= end",
+        "a file that was cut short is mapped beyond its end",
+        (f"{_MAPPED}test_a_checkpoint_that_was_asked_for_must_be_there",),
+    ),
+)
