@@ -107,6 +107,23 @@ def test_fsdp_keeps_its_weights_on_the_host(make, device, x, expected, world):
         assert pipe.transformer.pos_embed.device.type == "cpu"
 
 
+def test_a_call_that_fails_beside_fsdp(make, device, x, expected, world):
+    """It leaves whole parameters in FSDP2's places, which the next call does not take for weights of the offload."""
+    pipe, asked = make(), config(use_hsdp=True)
+    fully_shard(pipe.transformer, mesh=world, ignored_params=streamed_parameters(pipe, asked), reshard_after_forward=True)
+    blocks = {*pipe.transformer.blocks.parameters()}
+    failing = pipe.transformer.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with manage(pipe, get_offload_backend(asked, device)), torch.no_grad():
+        with pytest.raises(ZeroDivisionError):
+            pipe(x)
+        assert not isinstance(pipe.transformer.pos_embed, DTensor)
+        assert all(parameter.device.type == "cpu" for parameter in blocks)
+        failing.remove()
+        assert torch.equal(pipe(x).cpu(), expected)
+    assert pipe.transformer.pos_embed.device == device
+    assert {parameter for parameter in pipe.transformer.parameters() if parameter.device.type == "cpu"} == blocks
+
+
 @pytest.mark.parametrize("components", [None, {"dit"}], ids=["selected", "unselected"])
 @pytest.mark.parametrize("registered_first", [True, False])
 def test_components_that_are_all_fsdps(make, device, x, expected, world, components, registered_first):
