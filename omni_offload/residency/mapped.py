@@ -1,5 +1,6 @@
 """Masters in mapped files: a tensor whose bytes are those of its checkpoint need not have memory of its own in every process."""
 
+import importlib.metadata
 import itertools
 import mmap
 import os
@@ -17,6 +18,9 @@ from omni_offload.residency.checkpoint import SavedTensor, read_tensors
 from omni_offload.residency.tensors import Placement
 
 __all__ = ["Checkpoint", "MappedFile"]
+
+#: The safetensors that puts a new file in the place of the one that it saves over; those before (0.7 and 0.4 were tried) write into it.
+_SAVES_BESIDE = (0, 8)
 
 _Stamp = tuple[int, int]
 _Place = tuple["MappedFile", int]
@@ -142,7 +146,11 @@ class Checkpoint:
     _names: Mapping[int, list[str]] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        for file in self.files:
+        if problem := _writer_problem():
+            self._problems.append(problem)
+            if self.required:
+                raise OffloadConfigError(f"component {self.name!r} was to stream from a checkpoint, and {problem}")
+        for file in () if problem else self.files:
             try:
                 for name, saved in read_tensors(file):
                     self._saved.setdefault(name, []).append(saved)
@@ -232,6 +240,17 @@ class Checkpoint:
         """Unlock all pages, and look at the files no more. Idempotent."""
         for file in self.mapped.values():
             file.close()
+
+
+def _writer_problem() -> str:
+    """Say why no file may be mapped: what saves into it would write to the weights of all processes, or end them all (`SIGBUS`)."""
+    try:
+        found = importlib.metadata.version("safetensors")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    if tuple(map(int, found.split(".")[:2])) >= _SAVES_BESIDE:
+        return ""
+    return f"safetensors {found} writes into the file that it saves over; install {'.'.join(map(str, _SAVES_BESIDE))} or later"
 
 
 def _are_equal(pair: tuple[str, str]) -> bool:

@@ -1,5 +1,6 @@
 """Blocks that stream from mapped safetensors: what is mapped and what is not, and that nobody sees a difference but in memory."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -454,6 +455,31 @@ def test_a_checkpoint_that_was_asked_for_must_be_there(pipe, device, file, x, ex
     with pytest.raises(OffloadConfigError, match=message):
         enable(pipe, device, file.parent / name)
     whole(pipe, x, expected)
+
+
+def test_a_writer_that_would_write_into_the_file(pipe, device, file, x, expected, whole, monkeypatch):
+    """Where what saves over a file would write into it, none is mapped: one that was asked for is refused."""
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.7.0")
+    with pytest.raises(OffloadConfigError, match=r"safetensors 0\.7\.0 writes into the file that it saves over; install 0\.8 or later"):
+        enable(pipe, device, file)
+    whole(pipe, x, expected)
+    remember_files(pipe.transformer, [file])
+    with enable(pipe, device) as backend:
+        assert same(pipe, x, expected)
+        assert told(backend).mapped_bytes == 0
+        assert "safetensors 0.7.0 writes into the file" in told(backend).unmapped[0]
+
+
+def test_without_safetensors_files_are_mapped(pipe, device, file, x, expected, monkeypatch):
+    """Nothing of safetensors is needed to map its files."""
+
+    def refuse(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", refuse)
+    with enable(pipe, device, file) as backend:
+        assert same(pipe, x, expected)
+        assert told(backend).mapped_bytes > 0
 
 
 def test_a_file_that_was_loaded_from_and_is_gone(pipe, device, file, x, expected):
