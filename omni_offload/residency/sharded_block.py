@@ -181,10 +181,10 @@ class ShardedBlock(BlockResidency):
     def _land(self) -> None:
         """Let what follows in the slot wait for the gathers that were queued."""
         if self._landings and self.slot is not None:
-            landings, self._landings = self._landings, []
             slot = self.slot
-            slot.ready = landed = self._gatherer.landed(landings)
+            slot.ready = landed = self._gatherer.landed(self._landings)
             slot.uses[self._accelerator.landing_stream.stream_id] = landed
+            self._landings = []  # last: where it is cut short, whoever takes the slot waits still
 
     @override
     def bind(self) -> None:
@@ -233,6 +233,7 @@ class ShardedBlock(BlockResidency):
         with self._lock, unwatched():
             with contextlib.suppress(OffloadStateError):  # it is noted; whoever gathers next is told
                 self._land()
+            self._landings = []
             super().leave()
 
     # ---- the end -----------------------------------------------------------------------------------------------------------
