@@ -1,5 +1,7 @@
 """Blocks that stream from mapped safetensors: what is mapped and what is not, and that nobody sees a difference but in memory."""
 
+import contextlib
+import copy
 import importlib.metadata
 import json
 import os
@@ -19,6 +21,7 @@ from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.residency import host_memory
 from omni_offload.residency.checkpoint import remember_files
 from omni_offload.testing import sim
+from omni_offload.testing.inject import Interrupt, interrupted_at, lines_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc, as Linux has it")
 
@@ -177,16 +180,48 @@ def test_other_strategies_map_nothing(pipe, device, file, x, expected):
 def test_a_block_travels_as_one(pipe, device, file, x, expected, monkeypatch):
     """What lies together in the file is one copy, whatever the order of the weights in the module."""
     copied = []
-    copy = host_memory.HostMemory.copy
+    whole = host_memory.HostMemory.copy
 
     def count(self, target, source, *, pinned):
         copied.append(source.numel())
-        copy(self, target, source, pinned=pinned)
+        whole(self, target, source, pinned=pinned)
 
     with enable(pipe, device, file):
         monkeypatch.setattr(host_memory.HostMemory, "copy", count)
         assert same(pipe, x, expected)
     assert copied.count(64 * 64 * 4 + 64 * 4) >= 4
+
+
+def test_two_pipelines_share_it(pipe, make, device, file, x, expected):
+    """A component of two pipelines is mapped once, until the second is disabled."""
+    other = make()
+    other.transformer = pipe.transformer
+    parameters = [*pipe.transformer.parameters()]
+    enable(pipe, device, file)
+    with enable(other, device, file) as backend:
+        assert same(pipe, x, expected)
+        pipe.disable_omni_offload()
+        assert same(other, x, expected)
+        assert told(backend).mapped_bytes == sum(parameter.nbytes for parameter in parameters)
+        assert in_file(file, *parameters) == len(parameters)
+    assert in_file(file, *parameters) == 0
+    assert same(other, x, expected)
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "state_dict", "save"])
+def test_copies_are_whole(pipe, device, file, x, expected, copied, tmp_path):
+    """What is copied or saved while it is mapped has memory of its own, and all values."""
+    with enable(pipe, device, file):
+        assert same(pipe, x, expected)
+        if copied == "deepcopy":
+            found = copy.deepcopy(pipe.transformer.state_dict())
+        elif copied == "state_dict":
+            found = {name: tensor.clone() for name, tensor in pipe.transformer.state_dict().items()}
+        else:
+            torch.save(pipe.transformer.state_dict(), tmp_path / "saved.pt")
+            found = torch.load(tmp_path / "saved.pt", weights_only=True)
+        assert in_file(file, *found.values()) == 0
+    assert all(torch.equal(found[name], tensor) for name, tensor in pipe.transformer.state_dict().items())
 
 
 # ---- what is not mapped, and why -----------------------------------------------------------------------------------------------
@@ -518,6 +553,38 @@ def test_a_failure_leaves_nothing_mapped(pipe, device, file, x, expected, whole,
         assert told(backend).mapped_bytes > 0
 
 
+_LINES = ("mapped.py", "checkpoint.py", "context.py", "host_memory.py", "host.py", "module.py", "pinned.py")
+
+
+def _of_mapping(path):
+    return "/omni_offload/" in path and path.endswith(_LINES)
+
+
+@pytest.mark.traced
+@pytest.mark.parametrize("step", ["enable", "disable"])
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_interrupts(pipe, device, file, x, expected, whole, chunk, step, stride):
+    """After an interrupt at any line of what maps, locks and leaves files, disabling repairs: weights are whole, in ordinary memory."""
+
+    def begin():
+        return pipe.enable_omni_offload(config(file, dlo_host_registration_limit_gib=1.0, host_memory=1 << 19), device=device)
+
+    lines = lines_of(begin, _of_mapping)
+    ends = lines_of(pipe.disable_omni_offload, _of_mapping)
+    for line in (lines if step == "enable" else ends)[::stride]:
+        if step == "disable":
+            begin()
+            pipe(x)
+        with contextlib.suppress(Interrupt), interrupted_at(line):
+            (begin if step == "enable" else pipe.disable_omni_offload)()
+        pipe.disable_omni_offload()
+        whole(pipe, x, expected)
+        assert in_file(file, *pipe.transformer.parameters()) == 0, line
+    with begin() as backend:
+        assert same(pipe, x, expected)
+        assert told(backend).mapped_bytes > 0
+
+
 def test_no_room_for_the_staging_ring(pipe, device, file, x, expected, whole):
     """Mapped weights need the staging ring: a limit without room for it is refused, and everything is as it was."""
     with pytest.raises(OffloadConfigError, match="host_memory=1 bytes leaves 1 for the staging ring"):
@@ -554,11 +621,11 @@ def test_pages_are_locked_up_to_a_limit(pipe, device, file, x, expected, chunk, 
 def test_what_is_not_locked_is_staged(pipe, device, file, x, expected, chunk, monkeypatch):
     """Within the locked pages copies come from the file, beyond them from the staging ring: all of them from pinned memory."""
     sources = []
-    copy = Accelerator.copy
+    whole = Accelerator.copy
 
     def note(self, target, source, *, pinned=True):
         sources.append((source.is_pinned(), pinned, in_file(file, source)))
-        copy(self, target, source, pinned=pinned)
+        whole(self, target, source, pinned=pinned)
 
     with enable(pipe, device, file, dlo_host_registration_limit_gib=2 * chunk / 2**30):
         monkeypatch.setattr(Accelerator, "copy", note)
