@@ -305,6 +305,7 @@ def test_equal_tensors_that_the_file_has_once(pipe, device, file, x):
     first = pipe.transformer.blocks[0].weight
     pipe.transformer.twin = nn.Sequential(nn.Linear(64, 64, bias=False)).requires_grad_(requires_grad=False)
     pipe.transformer.twin[0].weight.copy_(first)
+    pipe.transformer.other = nn.Sequential(nn.Linear(2, 2)).requires_grad_(requires_grad=False)  # ends alike, and is of another shape
     with enable(pipe, device, file) as backend:
         assert any(line.endswith("0.weight: in the file once for several tensors") for line in told(backend).unmapped)
         pipe.transformer.twin[0].weight.add_(1)
