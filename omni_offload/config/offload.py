@@ -34,7 +34,7 @@ class OffloadConfig:
         dp_size: Derived from `parallel_config` by `derive_dp_size`.
         dlo_use_allgather: How blocks travel, for components that `dlo_transfers` does not name.
         dlo_resident_layers: Resident blocks of each DiT; 0 where `layer_options` leave the number to the budget.
-        dlo_host_registration_limit_gib: Limit of registered host memory in GiB; 0: none.
+        dlo_host_registration_limit_gib: Most GiB of mapped files whose pages are locked; 0: none.
         components: Selected kinds of components; None: no selection.
         dlo_transfers: How blocks travel, by component; None where none is named.
         layer_options: Options of streaming, by component.

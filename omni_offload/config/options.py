@@ -36,7 +36,8 @@ class LayerOptions:
         resident_layers: Blocks of each model that stay on the device while the model is in use; None: as many as
             `device_memory` allows, and none without a budget.
         resident_placement: Which blocks these are; spread ones never cost more time than leading ones.
-        checkpoint: A safetensors file that backs rank-local blocks, mapped and shared by the processes of a node.
+        checkpoint: What backs rank-local blocks, mapped and shared by the processes of a node: a safetensors file, an index, a folder with
+            such files, or that of a saved pipeline; None: the files that `pipelines.from_pretrained` loaded the component from.
 
     Raises:
         OffloadConfigError: A value is of another type or range; the message names each.
@@ -132,7 +133,7 @@ class OmniDiffusionConfig:
         pin_cpu_memory: Whether host memory is page-locked, where the selector does not say.
         dlo_use_allgather: How blocks travel, for components without a `weight_transfer`.
         dlo_resident_layers: Blocks of a DiT that stay on the device while it is in use.
-        dlo_host_registration_limit_gib: Limit of registered host memory in GiB; 0: none.
+        dlo_host_registration_limit_gib: Most GiB of mapped files whose pages are locked; 0: none.
         parallel_config: The parallel axes.
 
     Raises:
