@@ -9,7 +9,6 @@ import os
 import sys
 import time
 
-import attrs
 import parallel_rank  # beside this file
 import torch
 import torch.distributed as dist
@@ -49,14 +48,13 @@ def weights(pipe):
     return {f"{name}.{path}": t for name, part in parts.items() for path, t in (*part.named_parameters(), *part.named_buffers())}
 
 
-def run(target, *, encoders, residents=0, mesh=None, **fields):
+def run(target, *, encoders, residents=0, mesh=None, compiled=False, **fields):
     """Enable, call twice, disable, and once more; every output and every weight is a resident run's."""
     module, name = target.split(":")
     case = getattr(importlib.import_module(module), name)
     pipe, plain = case.make_pipeline(), case.make_pipeline()
-    if encoders:
-        plan = type(pipe)._offload_plan
-        pipe._offload_plan = attrs.evolve(plan, encoder_dlo_weight_replication=frozenset(plan.encoder_block_attrs))
+    for one in (pipe, plain) if compiled else ():
+        one.transformer.compile_repeated_blocks(backend="aot_eager")
     with torch.no_grad():
         want = case.outputs(plain(**case.make_inputs(plain)))
     before = weights(pipe)
@@ -103,6 +101,10 @@ def flux():
 
 def flux_with_encoders():
     return run("pipelines.flux.cases:FLUX", encoders=True, residents=2)
+
+
+def flux_compiled():
+    return run("pipelines.flux.cases:FLUX", encoders=False, residents=1, compiled=True)
 
 
 def wan():

@@ -66,9 +66,9 @@ def test_two_processes(tmp_path):
 @pytest.mark.timeout(1400)
 @pytest.mark.parametrize("size", [2, 4])
 def test_all_pipelines(tmp_path, size):
-    """Flux, Wan 2.2 and Qwen-Image, with text encoders gathered and not, by rank order and by a mesh with tensor-parallel ranks."""
+    """Flux, Wan 2.2 and Qwen-Image, with text encoders gathered and not, with compiled blocks, by rank order and by a mesh with tensor-parallel ranks."""
     scenarios = [f"{name}{encoders}" for name in ("flux", "wan", "qwen_image") for encoders in ("", "_with_encoders")]
-    told = run(tmp_path, size, *scenarios, *(["by_mesh"] if size == 4 else []), "killed")
+    told = run(tmp_path, size, *scenarios, "flux_compiled", *(["by_mesh"] if size == 4 else []), "killed")
     for rank in told:
         assert all(rank[name]["held"] <= 1.03 * rank[name]["whole"] / size for name in scenarios)
     check_killed(told, size)
