@@ -576,6 +576,28 @@ def test_what_fails_after_a_gather_that_failed(make, ranks, x, second):
     ranks.all(rank)
 
 
+def test_out_of_memory_passes(make, ranks, x):
+    """A device that runs out of memory while a block is gathered is no error of ours; the ranks are out of step all the same."""
+    ranks.limit = dt.timedelta(seconds=3)
+
+    def rank(index, device):
+        pipe = make()
+        backend = pipe.enable_omni_offload("layer", device=device, **GATHER)
+        if index == 0:
+            own = backend._gathering._accelerator
+            fails = _raising(torch.OutOfMemoryError("told to"))
+            backend._gathering._accelerator = types.SimpleNamespace(gather=fails, block=own.block)
+            with pytest.raises(torch.OutOfMemoryError, match="told to"):
+                pipe(x)
+            backend._gathering._accelerator = own
+        else:
+            with pytest.raises(OffloadStateError, match="rank 0: OutOfMemoryError: told to"):
+                pipe(x)
+        _ends(pipe, "cannot be used: ")
+
+    ranks.all(rank)
+
+
 def _notes(error):
     """What is noted on an error and on those that led to it."""
     return [] if error is None else [*getattr(error, "__notes__", ()), *_notes(error.__cause__ or error.__context__)]
