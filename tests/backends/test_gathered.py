@@ -660,6 +660,34 @@ def test_a_disable_that_is_cut_short(make, ranks, x, monkeypatch):
     ranks.all(rank)
 
 
+def test_a_rank_that_fails_after_the_last_vote(make, ranks, x, monkeypatch):
+    """Where whole weights are given up already, none are gathered by a rank alone: the error says which are lost; others hear of it."""
+    ranks.limit = dt.timedelta(seconds=6)
+    commit = ShardedBlock.commit
+
+    def fail(block):
+        if ranks._local.rank == 0 and block.index == 3:
+            raise KeyError("told to")
+        commit(block)
+
+    monkeypatch.setattr(ShardedBlock, "commit", fail)
+
+    def rank(index, device):
+        pipe = make()
+        if index == 0:
+            with pytest.raises(KeyError, match="told to") as info:
+                pipe.enable_omni_offload("layer", device=device, **GATHER)
+            assert any("hold no weights any more: load their components again" in note for note in info.value.__notes__)
+        else:
+            pipe.enable_omni_offload("layer", device=device, **GATHER)
+            with pytest.raises(OffloadStateError, match="rank 0: KeyError: 'told to'"):
+                pipe(x)
+            _ends(pipe, "cannot be used: ")
+        assert leftovers(pipe) == []
+
+    ranks.all(rank)
+
+
 def test_a_failure_that_cannot_be_rolled_back_at_once(make, ranks, monkeypatch):
     """What a failed roll-back leaves is put right by disable, without the other ranks."""
     ranks.limit = dt.timedelta(seconds=6)
