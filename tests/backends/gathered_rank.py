@@ -1,4 +1,4 @@
-"""One rank of several that gather blocks, in a process of its own over gloo. Started by test_gathered_processes."""
+"""One rank of several that gather blocks, in a process of its own over gloo: started by `launch`, by torchrun or without it."""
 
 import datetime as dt
 import functools
@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import parallel_rank  # beside this file
 import torch
@@ -25,10 +26,11 @@ from omni_offload.residency.sharded_block import ShardedBlock
 from omni_offload.residency.shards import Shard
 from omni_offload.testing import sim
 
-rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+rank, size, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
+by_hand = {} if "MASTER_ADDR" in os.environ else {"init_method": f"file://{folder / 'store'}", "rank": rank, "world_size": size}
 torch.set_num_threads(1)
 device = sim.install(races="record", poison=True)
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=dt.timedelta(seconds=60))
+dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60), **by_hand)
 DistributedLayerwiseOffloadBackend.time_limit = dt.timedelta(seconds=60)
 DistributedLayerwiseOffloadBackend.chunk_bytes = 16384
 
@@ -169,9 +171,10 @@ def killed(where="killed"):
 globals().update({where: functools.partial(killed, where) for where in KILLS})
 globals().update({name: functools.partial(beside, size, device) for name, beside in parallel_rank.SCENARIOS.items()})
 
-for scenario in sys.argv[4:]:
-    sys.stdout.write(json.dumps({scenario: globals()[scenario]()}) + "\n")
-    sys.stdout.flush()
+with (folder / f"{rank}.jsonl").open("a", encoding="utf-8") as told:
+    for scenario in sys.argv[2:]:
+        told.write(json.dumps({scenario: globals()[scenario]()}) + "\n")
+        told.flush()
 if any("killed" in scenario for scenario in sys.argv):
     os._exit(0)  # the group lacks a rank: nothing of it can be ended in order
 dist.destroy_process_group()

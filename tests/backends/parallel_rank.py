@@ -1,15 +1,10 @@
-"""What a rank does beside other owners of weights, in a process of its own over gloo: FSDP2, and diffusers' tensor and context parallelism.
+"""What a rank does beside other owners of weights: FSDP2, and diffusers' tensor and context parallelism.
 
-Started by test_parallel_processes, and imported by gathered_rank. Each scenario compares with a run of the same pipeline, parallel in the
+Run by gathered_rank. Each scenario compares with a run of the same pipeline, parallel in the
 same way, whose weights all stay on the device.
 """
 
-import datetime as dt
-import json
-import sys
-
 import torch
-import torch.distributed as dist
 from diffusers import ContextParallelConfig
 from diffusers.hooks import tensor_parallel
 from diffusers.models._modeling_parallel import TensorParallelConfig
@@ -26,7 +21,7 @@ from omni_offload import (
     get_offload_backend,
     streamed_parameters,
 )
-from omni_offload.backends import DistributedLayerwiseOffloadBackend, manage
+from omni_offload.backends import manage
 from omni_offload.testing import sim
 from pipelines.flux.cases import FLUX
 
@@ -139,15 +134,3 @@ def sp(size, device):
 
 
 SCENARIOS = {"hsdp": hsdp, "tp": tp, "sp": sp}
-
-if __name__ == "__main__":
-    rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    torch.set_num_threads(1)
-    device = sim.install(races="record", poison=True)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=dt.timedelta(seconds=60))
-    DistributedLayerwiseOffloadBackend.time_limit = dt.timedelta(seconds=60)
-    DistributedLayerwiseOffloadBackend.chunk_bytes = 16384
-    for scenario in sys.argv[4:]:
-        sys.stdout.write(json.dumps({scenario: SCENARIOS[scenario](size, device)}) + "\n")
-        sys.stdout.flush()
-    dist.destroy_process_group()

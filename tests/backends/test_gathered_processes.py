@@ -1,39 +1,7 @@
 """Real pipelines on ranks that are processes: outputs, bytes and weights, and what is left where a rank is killed."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).parent / "gathered_rank.py"
-
-
-def run(tmp_path, size, *scenarios):
-    """Return, per rank, what each scenario told."""
-    command = [sys.executable, "-W", "ignore", str(SCRIPT)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), str(tmp_path / "store"), *scenarios],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(size)
-    ]
-    found = []
-    try:
-        for rank, process in enumerate(ranks):
-            out, err = process.communicate(timeout=600)
-            assert process.returncode == 0, f"rank {rank} of {size}:\n{err}"
-            found.append({name: told for line in out.splitlines() for name, told in json.loads(line).items()})
-    finally:
-        for process in ranks:
-            process.kill()
-    return found
+from launch import by_torchrun, one_by_one
 
 
 def check_killed(told, size):
@@ -52,14 +20,19 @@ def check_killed(told, size):
 
 
 @pytest.mark.timeout(700)
-def test_two_processes(tmp_path):
-    """Flux with its encoders gathered, beside FSDP2, and Wan 2.2 with two DiTs; then one rank is killed."""
-    told = run(tmp_path, 2, "flux_with_encoders", "wan", "hsdp", "killed")
-    for rank in told:
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks(tmp_path, size):
+    """Flux with its encoders gathered, beside FSDP2 (four ranks: on a mesh of 2 x 2), and Wan 2.2 with two DiTs."""
+    for rank in by_torchrun(tmp_path, size, "flux_with_encoders", "wan", "hsdp"):
         assert rank["flux_with_encoders"]["gathered"] == ["text_encoder", "text_encoder_2", "transformer"]
         assert rank["wan"]["gathered"] == ["transformer", "transformer_2"]
         assert rank["hsdp"]["ranks"] == 2
-    check_killed(told, 2)
+
+
+@pytest.mark.timeout(700)
+def test_a_rank_is_killed_in_a_call(tmp_path):
+    """The other one says so, and gives up what it holds."""
+    check_killed(one_by_one(tmp_path, 2, "killed"), 2)
 
 
 @pytest.mark.exhaustive
@@ -68,10 +41,16 @@ def test_two_processes(tmp_path):
 def test_all_pipelines(tmp_path, size):
     """Flux, Wan 2.2 and Qwen-Image, with text encoders gathered and not, with compiled blocks, by rank order and by a mesh with tensor-parallel ranks."""
     scenarios = [f"{name}{encoders}" for name in ("flux", "wan", "qwen_image") for encoders in ("", "_with_encoders")]
-    told = run(tmp_path, size, *scenarios, "flux_compiled", *(["by_mesh"] if size == 4 else []), "killed")
+    told = by_torchrun(tmp_path, size, *scenarios, "flux_compiled", *(["by_mesh"] if size == 4 else []))
     for rank in told:
         assert all(rank[name]["held"] <= 1.03 * rank[name]["whole"] / size for name in scenarios)
-    check_killed(told, size)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(700)
+def test_one_of_four_ranks_is_killed(tmp_path):
+    """The three others say so, and give up what they hold."""
+    check_killed(one_by_one(tmp_path, 4, "killed"), 4)
 
 
 @pytest.mark.exhaustive
@@ -80,7 +59,7 @@ def test_all_pipelines(tmp_path, size):
 def test_a_rank_is_killed(tmp_path, where):
     """Wherever it is, the other rank raises within the limit, and leaves no hook, nothing pinned and nothing on the device."""
     name = f"killed_{where}"
-    told = run(tmp_path, 2, name)[0][name]
+    told = one_by_one(tmp_path, 2, name)[0][name]
     assert told["told"], told
     assert all(one.startswith("OffloadStateError: ") for one in told["told"]), told
     assert told["seconds"] < 60
