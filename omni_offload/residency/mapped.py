@@ -4,6 +4,7 @@ import importlib.metadata
 import itertools
 import mmap
 import os
+import re
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -248,7 +249,7 @@ def _writer_problem() -> str:
         found = importlib.metadata.version("safetensors")
     except importlib.metadata.PackageNotFoundError:
         return ""
-    if tuple(map(int, found.split(".")[:2])) >= _SAVES_BESIDE:
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) >= _SAVES_BESIDE:  # also of a release candidate
         return ""
     return f"safetensors {found} writes into the file that it saves over; install {'.'.join(map(str, _SAVES_BESIDE))} or later"
 

@@ -290,6 +290,28 @@ def test_buffers_of_training_are_refused_while_they_may_be_written(make, ranks, 
     ranks.all(rank)
 
 
+@pytest.mark.parametrize("kind", ["inference tensors", "buffers of training"])
+def test_what_may_be_written_unseen_is_refused(make, ranks, x, kind):
+    """Tensors of which nothing would tell that a block wrote them are refused when offload is enabled, by name, with nothing touched."""
+
+    def rank(_, device):
+        pipe, plain = make(), make()
+        block = pipe.transformer.blocks[2]
+        if kind == "inference tensors":
+            with torch.inference_mode():
+                block.up.bias = nn.Parameter(block.up.bias.clone(), requires_grad=False)
+        else:
+            block.register_buffer("table", torch.zeros(1 << 19))
+            block.train()
+        name = "up.bias" if kind == "inference tensors" else "table"
+        with pytest.raises(OffloadStateError, match=rf"transformer\.blocks\.2 is to be gathered.*{name} cannot be told.*'rank-local'"):
+            pipe.enable_omni_offload("layer", device=device, **GATHER)
+        assert leftovers(pipe) == []
+        assert torch.equal(pipe(x), plain(x))
+
+    ranks.all(rank)
+
+
 def test_a_replaced_component_is_refused(make, ranks, x):
     """Another module in the place of one of which a rank holds a part, or one that comes late, is refused by name."""
 
