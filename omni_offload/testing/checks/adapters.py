@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import inspect
+import sys
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -89,7 +90,8 @@ def _layers(bench: Bench, pipeline: Any) -> tuple[str, list[str]]:
     if path is None:
         raise NotRun("no component that a call uses is named by transformer_name or unet_name")
     component = bench.components(pipeline)[path]
-    if not callable(getattr(component, "load_lora_adapter", None)):
+    diffusers = sys.modules.get("diffusers")
+    if diffusers is not None and isinstance(component, diffusers.ModelMixin) and not hasattr(component, "load_lora_adapter"):
         raise NotRun(f"diffusers loads no adapters into a {type(component).__name__}")
     linear = [name for name in bench.reference.probes[path] if type(component.get_submodule(name)) is torch.nn.Linear]
     attention = [name for name in linear if name.endswith(_ATTENTION)]
