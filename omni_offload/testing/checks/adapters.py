@@ -3,8 +3,8 @@
 import contextlib
 import importlib.util
 import inspect
-import sys
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
