@@ -204,15 +204,33 @@ def check_inference_modes(bench: Bench) -> None:
         with torch.inference_mode(create):
             pipeline = bench.fresh()
         base, pinned = bench.allocated(), bench.pinned()
-        before = Snapshot(bench.components(pipeline))
+        before: Snapshot | None = Snapshot(bench.components(pipeline))
         with torch.inference_mode(enable):
             bench.enable(pipeline)
-        with torch.inference_mode(call):
-            bench.require_equal(bench.call(pipeline), when=where, expected=created_inside if create else None)
+        try:
+            with torch.inference_mode(call):
+                bench.require_equal(bench.call(pipeline), when=where, expected=created_inside if create else None)
+        except RuntimeError as error:
+            if not (create and not call and _fails_outside(bench)):
+                raise
+            bench.note = f"without offload, too, a pipeline created inside of inference mode fails outside: {error}"
+            before = None  # the call may have left a cast behind
         with torch.inference_mode(disable):
             bench.disable(pipeline)
-        bench.require_unchanged(before, when=where, attributes=False)
+        if before is not None:
+            bench.require_unchanged(before, when=where, attributes=False)
         bench.require_disabled(pipeline, base, pinned, when=where)
+
+
+def _fails_outside(bench: Bench) -> bool:
+    """Whether a pipeline that was created inside of inference mode does not run outside of it, on the host, without offload."""
+    with torch.inference_mode():
+        pipeline = bench.fresh()
+    try:
+        bench.call(pipeline)
+    except RuntimeError:
+        return True
+    return False
 
 
 def _resident_outputs_inside(bench: Bench) -> list[torch.Tensor]:
