@@ -49,6 +49,7 @@ REFUSED = {
     ("skyreels_v2_forcing", "per_prompt"): "must match the size of tensor b",
     ("skyreels_v2_forcing", "slicing"): "must match the size of tensor b",
     ("skyreels_v2_i2v", "per_prompt"): "Sizes of tensors must match",
+    ("stable_cascade_decoder", "per_prompt"): "must match the size of tensor b",
     ("video_to_video_sd", "batch"): "must match the size of tensor b",
     ("video_to_video_sd", "slicing"): "must match the size of tensor b",
     ("wan_2_1_i2v", "per_prompt"): "Sizes of tensors must match",

@@ -211,9 +211,9 @@ def check_inference_modes(bench: Bench) -> None:
             with torch.inference_mode(call):
                 bench.require_equal(bench.call(pipeline), when=where, expected=created_inside if create else None)
         except RuntimeError as error:
-            if not (create and not call and _fails_outside(bench)):
+            if not (bench.reference.recast and create and not call and _fails_outside(bench)):
                 raise
-            bench.note = f"without offload, too, a pipeline created inside of inference mode fails outside: {error}"
+            bench.note = f"without offload, too, weights created inside of inference mode do not survive casts outside: {error}"
             before = None  # the call may have left a cast behind
         with torch.inference_mode(disable):
             bench.disable(pipeline)
