@@ -11,16 +11,15 @@ import torch.distributed as dist
 
 from omni_offload.accelerator import Accelerator
 from omni_offload.backends.agreement import Agreement
+from omni_offload.backends.communicators import Communicators, World, backend_of_group, current_world
 from omni_offload.backends.failures import raise_error
 from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.errors import OffloadStateError
-from omni_offload.ranks import begin_gather, gather_into, open_group
+from omni_offload.ranks import begin_gather, gather_into
 from omni_offload.residency.shards import Landing
 
 __all__ = ["Gathering"]
 
-#: A gather waits for this part of the limit, so that the ranks still hear of one another afterwards why it did not come.
-_SHARE = 3
 _ADVICE = "disable the offload, load the weights and enable it again on all ranks"
 
 _Result = TypeVar("_Result")
@@ -33,9 +32,9 @@ class Gathering:
     for making blocks whole again. Neither is used by anyone else.
 
     Args:
-        weights: The communicator of the device.
+        communicators: Those two.
+        world: Where they go afterwards.
         agreement: What ranks tell one another.
-        host: The communicator of the host.
         accelerator: The device.
         chunk_bytes: Most bytes that are gathered in one go.
 
@@ -50,18 +49,20 @@ class Gathering:
     """
 
     def __init__(
-        self, weights: dist.ProcessGroup, host: dist.ProcessGroup, agreement: Agreement, accelerator: Accelerator, *, chunk_bytes: int
+        self, communicators: Communicators, world: World, agreement: Agreement, accelerator: Accelerator, *, chunk_bytes: int
     ) -> None:
-        self.rank, self.size = weights.rank(), weights.size()
+        self.rank, self.size = communicators.host.rank(), communicators.host.size()
         self.chunk_bytes = chunk_bytes
         self.agreement = agreement
         self.ended = ""
         self.failed = False
         self.lost: list[str] = []
-        self._weights = weights
-        self._host = host
+        self._communicators = communicators
+        self._world = world
+        self._weights = communicators.weights
+        self._host = communicators.host
         self._accelerator = accelerator
-        self._on_host = _backend_of(weights, accelerator.device) == "gloo"
+        self._on_host = backend_of_group(communicators.weights, accelerator.device) == "gloo"
         self._gathers = hashlib.sha256()
         self._count = 0
 
@@ -70,18 +71,20 @@ class Gathering:
         """Take communicators that an earlier backend has given back, or make them; the ranks of the group wait for one another.
 
         Raises:
-            OffloadStateError: Not all of them come within the limit.
+            OffloadStateError: Not all of them come within the limit, or torch has made another communicator for each.
         """
-        spare = _spare(ranks, limit)
         try:
-            groups = spare.pop() if spare else (open_group(ranks, backend="gloo", limit=limit), open_group(ranks, limit=limit / _SHARE))
+            world = current_world()
+            communicators = world.take(ranks, accelerator.device, limit=limit)
         except Exception as error:
             raise OffloadStateError(
                 f"not all of the ranks {', '.join(map(str, ranks))} came to enable offload within {limit.total_seconds():g} s: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        host, weights = groups
-        return cls(weights, host, Agreement(host, ranks, limit), accelerator, chunk_bytes=chunk_bytes)
+        one = cls(communicators, world, Agreement(communicators.host, ranks, limit), accelerator, chunk_bytes=chunk_bytes)
+        if not one._on_host:
+            one.agreement.agree("open a communicator", [f"torch's name of it, by how many the process has: {one._weights.group_name}"])
+        return one
 
     # ---- gathers -----------------------------------------------------------------------------------------------------------
 
@@ -205,31 +208,5 @@ class Gathering:
         Those of ranks that came out of step are of no use to anyone: they stay, unused, until the world of processes is destroyed.
         """
         if not self.ended and not self.agreement.over:
-            spare = _spare(self.agreement.ranks, self.agreement.limit)
-            spare.append((self._host, self._weights))
+            self._world.give_back(self._communicators, self.agreement.ranks, self.agreement.limit)
         self.end("the offload was disabled")
-
-
-_Groups = tuple[dist.ProcessGroup, dist.ProcessGroup]
-
-#: Communicators that were given back, of the world of processes that there is now. None is destroyed: one that is made again would
-#: have the name of the former one, and would find the addresses that its ranks had then.
-_SPARE: dict[tuple[tuple[int, ...], dt.timedelta], list[_Groups]] = {}
-_WORLDS: list[object] = []
-
-
-def _spare(ranks: Sequence[int], limit: dt.timedelta) -> list[_Groups]:
-    """Return the communicators that some ranks may take, those for the host and for weights."""
-    world = dist.group.WORLD if dist.is_initialized() else None
-    if [world] != _WORLDS:
-        _WORLDS[:] = [world]
-        _SPARE.clear()
-    return _SPARE.setdefault((tuple(ranks), limit), []) if world is not None else []
-
-
-def _backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Return the name of what runs a group's collectives on a device; gloo, where nothing is there for that device alone."""
-    try:
-        return str(group._get_backend(device).name())  # noqa: SLF001  (it has no public name)
-    except RuntimeError:
-        return "gloo"

@@ -7,11 +7,11 @@ import sys
 
 from omni_offload import ranks
 from omni_offload.accelerator import Accelerator
-from omni_offload.backends import agreement, distributed_layerwise, distributed_rotation, gathering, guard, sharded
+from omni_offload.backends import agreement, communicators, distributed_layerwise, distributed_rotation, gathering, guard, sharded
 from omni_offload.residency import sharded_block, shards
 
-#: The files of which each call is a step.
-TOGETHER = [agreement, distributed_layerwise, distributed_rotation, gathering, guard, ranks, sharded, sharded_block, shards]
+#: The files of which each call is a step. Where ranks meet, each does something else: that has tests of its own.
+TOGETHER = [agreement, communicators, distributed_layerwise, distributed_rotation, gathering, guard, ranks, sharded, sharded_block, shards]
 
 
 class FaultError(Exception):

@@ -10,6 +10,7 @@ from torch import nn
 
 from omni_offload import OffloadPlan
 from omni_offload.backends import base, distributed_layerwise, gathering
+from omni_offload.backends.communicators import World
 from omni_offload.backends.distributed_layerwise import DistributedLayerwiseOffloadBackend
 
 GATHER = {"layer_options": {"dit": {"weight_transfer": "allgather"}}}
@@ -90,15 +91,15 @@ class Ranks:
         self._local = threading.local()
         self.renew()
         patch.setattr(base, "_LOCK", contextlib.nullcontext())  # of one process: ranks enable together
-        patch.setattr(gathering, "open_group", self.open_group)
+        patch.setattr(gathering, "current_world", lambda: self.worlds[self._local.rank])
         patch.setattr(distributed_layerwise, "gather_ranks", lambda *_, **__: tuple(range(self.size)))
         patch.setattr(DistributedLayerwiseOffloadBackend, "time_limit", property(lambda _: self.limit))
         patch.setattr(DistributedLayerwiseOffloadBackend, "chunk_bytes", 4096)
 
     def renew(self):
-        """Begin with no communicators, as a new world does."""
-        self._store = dist.HashStore()
-        self.opened = dict.fromkeys(range(self.size), 0)
+        """Begin with no communicators, as new processes do. Those of before are destroyed, which nobody uses any more."""
+        store = dist.HashStore()
+        self.worlds = [World(rank, store, lambda _: "gloo") for rank in range(self.size)]
 
     def run(self, work, *, timeout=60):
         """Run `work(rank, device)` on every rank; returns what each returned or raised."""
@@ -127,22 +128,6 @@ class Ranks:
             if isinstance(result, BaseException):
                 raise result
         return results
-
-    def open_group(self, ranks, *, backend=None, limit=None):
-        """In place of one of the world: the same group, without a world, which would be the process's."""
-        rank = self._local.rank
-        count = self.opened[rank]
-        group = self._group(str(count), rank, limit)
-        self.opened[rank] = count + 1  # where it is made only: as the names in a world are
-        return group
-
-    def _group(self, name, rank, limit):
-        store = dist.PrefixStore(name, self._store)
-        group = dist.ProcessGroup(store, rank, self.size)
-        gloo = dist.ProcessGroup.BackendType.GLOO
-        group._register_backend(torch.device("cpu"), gloo, dist.ProcessGroupGloo(store, rank, self.size, limit))
-        group._set_default_backend(gloo)
-        return group
 
 
 def ring(backend):

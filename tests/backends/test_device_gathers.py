@@ -17,7 +17,7 @@ def make(kit):
 @pytest.fixture
 def ranks(device, monkeypatch):
     """Two ranks, whose gathers are taken for the device's."""
-    monkeypatch.setattr(gathering, "_backend_of", lambda *_: "of the device")
+    monkeypatch.setattr(gathering, "backend_of_group", lambda *_: "of the device")
     return Ranks(2, monkeypatch)
 
 

@@ -46,7 +46,7 @@ def alone(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a communicator was made")
 
-    monkeypatch.setattr("omni_offload.backends.gathering.open_group", refuse)
+    monkeypatch.setattr("omni_offload.backends.gathering.current_world", refuse)
 
 
 @pytest.mark.parametrize("asked", [config(), config("rank-local"), config("rank-local", size=4)], ids=["alone", "rank-local", "of four"])

@@ -17,8 +17,9 @@ from torch import nn
 
 from omni_offload import ModuleResidency, OffloadPlan
 from omni_offload.accelerator import Accelerator
-from omni_offload.backends import gathering
+from omni_offload.backends import communicators, gathering
 from omni_offload.backends.agreement import Agreement
+from omni_offload.backends.communicators import World
 from omni_offload.backends.gathering import Gathering
 from omni_offload.backends.rotation import Rotation
 from omni_offload.errors import OffloadConfigError, OffloadError, OffloadStateError
@@ -447,18 +448,89 @@ def test_ranks_may_fail_alike(make, ranks):
     assert all(f"rank {1 - index} failed too" in notes[0] for index, notes in enumerate(ranks.all(rank)))
 
 
-def test_a_rank_that_does_not_come(make, ranks):
-    """A rank waits for the others as long as the limit says, and then says who did not come."""
+@pytest.mark.parametrize("comes", [0, 1])
+def test_a_rank_that_does_not_come(make, ranks, x, comes):
+    """A rank waits for the others as long as the limit says, and then says who did not come. When all come, nothing of that is left."""
+    pipes, want = [make(), make()], make()(x)
+
+    def alone(index, device):
+        if index == comes:
+            found = ["there is nothing of rank 1", "rank 0 has called nobody"][comes]
+            with pytest.raises(OffloadStateError, match=rf"the ranks 0, 1 came to enable offload within 0\.3 s: TimeoutError: {found}"):
+                pipes[index].enable_omni_offload("layer", device=device, **GATHER)
+            assert leftovers(pipes[index]) == []
+
+    def together(index, device):
+        with pipes[index].enable_omni_offload("layer", device=device, **GATHER):
+            assert torch.equal(pipes[index](x).cpu(), want)
+
+    ranks.limit = dt.timedelta(seconds=0.3)
+    ranks.all(alone)
+    ranks.limit = dt.timedelta(seconds=20)
+    ranks.all(together)
+
+
+def test_a_rank_that_goes_while_the_others_connect(make, ranks, x, monkeypatch):
+    """Addresses that a rank left behind are of no use to anyone: the next attempt has other ones."""
+    pipes, want = [make(), make()], make()(x)
+    whole = communicators.gloo_group
+
+    def gone(index, device):
+        patch.setattr(communicators, "gloo_group", lambda *args, **keys: _interrupt() if args[1] else whole(*args, **keys))
+        with pytest.raises(KeyboardInterrupt if index else OffloadStateError, match=None if index else "came to enable offload within"):
+            pipes[index].enable_omni_offload("layer", device=device, **GATHER)
+
+    def together(index, device):
+        with pipes[index].enable_omni_offload("layer", device=device, **GATHER):
+            assert torch.equal(pipes[index](x).cpu(), want)
+
     ranks.limit = dt.timedelta(seconds=1)
+    with monkeypatch.context() as patch:
+        ranks.all(gone)
+    ranks.limit = dt.timedelta(seconds=20)
+    ranks.all(together)
+
+
+def test_communicators_that_torch_names_otherwise(ranks, device, monkeypatch):
+    """Torch names a communicator by how many a process has: where that differs between ranks they are told, and wait for nobody."""
+
+    def other(_, **__):
+        rank = ranks._local.rank
+        group = communicators.gloo_group(dist.PrefixStore("of torch", store), rank, 2, ranks.limit, limit=ranks.limit)
+        group._set_group_name(f"the {rank}th")
+        return group
+
+    store = dist.HashStore()
+    monkeypatch.setattr(communicators, "open_group", other)
+    monkeypatch.setattr(gathering, "backend_of_group", lambda *_: "nccl")
+    ranks.worlds = [World(rank, store, lambda _: "nccl") for rank in range(2)]
 
     def rank(index, device):
-        pipe = make()
-        if index == 0:
-            with pytest.raises(OffloadStateError, match=r"not all of the ranks 0, 1 came to enable offload within 1 s"):
-                pipe.enable_omni_offload("layer", device=device, **GATHER)
-            assert leftovers(pipe) == []
+        with pytest.raises(OffloadStateError, match=r"open a communicator: the ranks do not do the same; here is \"torch's name of it"):
+            Gathering.open((0, 1), Accelerator.of(device), chunk_bytes=64, limit=ranks.limit)
 
     ranks.all(rank)
+
+
+def test_communicators_that_one_rank_has_still(make, ranks, x):
+    """A disable that was cut short on one rank leaves communicators to the other one only: both take new ones, and have the old ones' ranks."""
+    pipes, want = [make(), make()], make()(x)
+
+    def cut(index, device):
+        backend = pipes[index].enable_omni_offload("layer", device=device, **GATHER)
+        if index == 0:
+            backend._gathering.close = _interrupt
+            with pytest.raises(KeyboardInterrupt):
+                backend.disable()
+            backend._gathering = None
+        pipes[index].disable_omni_offload()
+
+    def again(index, device):
+        with pipes[index].enable_omni_offload("layer", device=device, **GATHER):
+            assert torch.equal(pipes[index](x).cpu(), want)
+
+    ranks.all(cut)
+    ranks.all(again)
 
 
 # ---- out of step ----------------------------------------------------------------------------------------------------------------
@@ -860,14 +932,14 @@ def test_steps_that_differ(ranks):
     """Ranks at different steps, or a step after one that failed, are told so."""
     ranks.limit = dt.timedelta(seconds=2)
 
-    def rank(index, _):
-        one = Agreement(ranks.open_group((0, 1), limit=ranks.limit), (0, 1), ranks.limit)
+    def rank(index, device):
+        groups = [ranks.worlds[index].take((0, 1), device, limit=ranks.limit) for _ in range(2)]
+        one, two = (Agreement(group.host, (0, 1), ranks.limit) for group in groups)
         assert [message.fact for message in one.compare("here", str(index))] == ["0", "1"]
         with pytest.raises(OffloadStateError, match=rf"this rank is at 'step {index}', and rank {1 - index} is at 'step {1 - index}'"):
             one.agree(f"step {index}")
         with pytest.raises(OffloadStateError, match="a step failed before"):
             one.compare("here", "")
-        two = Agreement(ranks.open_group((0, 1), limit=ranks.limit), (0, 1), ranks.limit)
         if index == 0:
             error = KeyError("told to")
             two.tell("alone", error)
@@ -917,7 +989,7 @@ def test_communicators_are_used_again(device):
 
 def test_a_backend_of_the_device_keeps_the_host_free(ranks, device, monkeypatch):
     """Where gathers are the device's, ranks are compared at the end of a call; the host waits for none before."""
-    monkeypatch.setattr(gathering, "_backend_of", lambda *_: "nccl")
+    monkeypatch.setattr(gathering, "backend_of_group", lambda *_: "nccl")
 
     def rank(index, device):
         if index == 0:

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from omni_offload import OffloadPlan
 from omni_offload.accelerator import Accelerator
-from omni_offload.backends import gathering
+from omni_offload.backends import communicators, gathering
 from omni_offload.backends.distributed_layerwise import DistributedLayerwiseOffloadBackend
 from omni_offload.config import DiffusionParallelConfig, DLOTransfer, LayerOptions, OffloadConfig, OffloadStrategy
 from omni_offload.ranks import open_group
@@ -29,9 +29,10 @@ CONFIG = OffloadConfig(
 def world(request, device, monkeypatch):
     """One rank of four, in virtual time in which nothing but kernels, copies and gathers takes any."""
     dist.init_process_group("cpu:fake,sim:fake", rank=1, world_size=RANKS, store=FakeStore())
-    monkeypatch.setattr(gathering, "open_group", lambda ranks, *, limit, **_: open_group(ranks, limit=limit))
+    monkeypatch.setattr(communicators, "meet", lambda *_, **__: "a name")
+    monkeypatch.setattr(communicators, "gloo_group", lambda *_, **__: open_group(range(RANKS)))
     if request.param == "gloo's":
-        monkeypatch.setattr(gathering, "_backend_of", lambda *_: "gloo")
+        monkeypatch.setattr(gathering, "backend_of_group", lambda *_: "gloo")
     monkeypatch.setattr(DistributedLayerwiseOffloadBackend, "chunk_bytes", CHUNK)
     with sim.settings(mode="virtual", launch=0.0, h2d_gbps=0.5, collective_gbps=0.25, flops=1e9, memory_gbps=100.0):
         yield device

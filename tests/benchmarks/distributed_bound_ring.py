@@ -6,7 +6,7 @@ the same ring with real processes, and compares them.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from typing_extensions import override
 
 from omni_offload import DiffusionParallelConfig, DLOTransfer, LayerOptions, OffloadConfig, OffloadStrategy
-from omni_offload.backends import DistributedLayerwiseOffloadBackend, gathering, manage
+from omni_offload.backends import DistributedLayerwiseOffloadBackend, communicators, manage
 from omni_offload.ranks import open_group
 from omni_offload.schedule import BlockCost
 from omni_offload.testing import sim
@@ -102,11 +102,11 @@ def absent_ranks(size: int) -> Iterator[None]:
     sim.install()
     dist.init_process_group("cpu:fake,sim:fake", rank=0, world_size=size, store=FakeStore())
 
-    def open_fake(ranks: Sequence[int], *, backend: str | None = None, limit: Any = None) -> dist.ProcessGroup:
-        return open_group(ranks, backend=backend and "fake", limit=limit)
+    def open_fake(*_: Any, **__: Any) -> dist.ProcessGroup:
+        return open_group(range(size))
 
     try:
-        with mock.patch.object(gathering, "open_group", open_fake):
+        with mock.patch.multiple(communicators, meet=lambda *_, **__: "a name", gloo_group=open_fake):
             yield
     finally:
         dist.destroy_process_group()
