@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import collections
 import gc
 import os
 import zlib
@@ -92,13 +93,22 @@ def _freeze():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say which part of the rotating tests ran, and how to run it again."""
-    told = [
-        value
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        for name, value in getattr(report, "user_properties", ())
-        if name == "rotation"
-    ]
-    for line in sorted(set(told)):
+    """Say which part of the rotating tests ran, how to run it again, and how many variations of calls there were in them."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports if getattr(report, "when", "") == "call"]
+    for line in sorted({value for report in reports for name, value in report.user_properties if name == "rotation"}):
         terminalreporter.write_line(f"rotating tests: {line}")
+    for line in variations_told(value for report in reports for name, value in report.user_properties if name == "variation"):
+        terminalreporter.write_line(line)
+
+
+def variations_told(outcomes):
+    """Return lines that say how many variations of calls ran, and how many did not, each with the reason; none where there were none.
+
+    Args:
+        outcomes: One for each case, mode and variation: `ran`, or why it did not.
+    """
+    counted = collections.Counter(outcomes)
+    if not counted:
+        return
+    yield f"variations of calls: {counted.pop('ran', 0)} ran, {counted.total()} did not"
+    yield from (f"  {number} {reason}" for reason, number in counted.most_common())

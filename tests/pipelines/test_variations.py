@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import itertools
 import warnings
 
 import attrs
@@ -197,13 +198,15 @@ class Varied:
         Args:
             mode: The mode in which the pipeline is enabled.
             changes: Their names; those that do not apply, or are refused among others, are left out.
-            note: Takes what does not apply, and why.
+            note: Takes for each change `ran`, or why it did not.
         """
         missing = {change: why_not(change, self.call(self.pipeline)) for change in changes}
+        refusals = {change: REFUSED.get((self.case.name, change)) for change in changes}
         for change in changes:
             if missing[change] is not None:
-                note(f"{change}: {missing[change]}")
-        refusals = {change: REFUSED.get((self.case.name, change)) for change in changes}
+                note(f"do not apply: {missing[change]}")
+            else:
+                note("ran" if refusals[change] is None else "are refused by upstream, which has no outputs to compare")
         changes = tuple(one for one in changes if missing[one] is None and (len(changes) == 1 or refusals[one] is None))
         if not changes:
             return
@@ -233,7 +236,8 @@ class Varied:
         for mode in MODES:
             problem = self._enable(mode)
             if problem is not None:
-                note(f"mode {mode}: {problem}")
+                for _change in itertools.chain(*variations.values()):
+                    note(f"do not apply: nothing streams in mode {mode}")
                 continue
             for name, changes in variations.items():
                 try:
@@ -257,14 +261,14 @@ class Varied:
 
 @pytest.fixture
 def vary(device, record_property):
-    """Return a function that checks variations of a case, and tells what does not apply to it."""
+    """Return a function that checks variations of a case; how many ran, and why others did not, stands at the end of pytest's output."""
 
     def vary(case, variations):
         gc.collect()
         varied = Varied(case, device)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "You have passed 2 text prompts", FutureWarning)
-            varied.check_all(variations, lambda reason: record_property("not applicable", f"{case.name}: {reason}"))
+            varied.check_all(variations, lambda outcome: record_property("variation", outcome))
 
     return vary
 
