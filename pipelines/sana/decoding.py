@@ -1,7 +1,7 @@
-"""Sana's last step, in which upstream takes a lack of memory for a warning."""
+"""The last step of Sana and Sana Video, in which upstream takes a lack of memory for a warning."""
 
 import functools
-import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,29 +13,22 @@ __all__ = ["raising_out_of_memory"]
 def raising_out_of_memory(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `__call__` that raises the error where there is no room to decode.
 
-    Upstream warns, and goes on without a picture, or with the one that it was given.
+    Upstream warns, and goes on without a picture or video, or with the picture that it was given. That warning is an error here,
+    for the time of the call; the filters of warnings are the process's, so that two such calls in two threads may miss it.
 
     Args:
-        function: The `__call__` that it stands for, with its signature: its last steps are done here.
+        function: The `__call__` that it stands for, with its signature.
     """
-    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs)
-        given.apply_defaults()
-        asked = given.arguments
-        output_type, return_dict = asked["output_type"], asked["return_dict"]
-        if output_type == "latent":
-            return function(*given.args, **given.kwargs)
-        asked.update(output_type="latent", return_dict=True)
-        result = function(*given.args, **given.kwargs)
-        latents = result.images.to(self.vae.dtype)
-        with torch.no_grad():
-            image = self.vae.decode(latents / self.vae.config.scaling_factor, return_dict=False)[0]
-        if asked["use_resolution_binning"]:
-            image = self.image_processor.resize_and_crop_tensor(image, asked["width"], asked["height"])
-        result.images = self.image_processor.postprocess(image, output_type=output_type)
-        return result if return_dict else (result.images,)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="(?s).*Try to use VAE tiling")
+            try:
+                return function(self, *args, **kwargs)
+            except UserWarning as warning:
+                if isinstance(warning.__context__, torch.OutOfMemoryError):
+                    raise warning.__context__ from None
+                raise
 
     return call
