@@ -1,6 +1,8 @@
 """What a folder with a saved pipeline holds, and what of it is refused: no code of it runs, and no pickle is read."""
 
+import importlib
 import json
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -23,6 +25,8 @@ _LOADED = frozenset({"diffusion_pytorch_model", "model"})
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
 _LIBRARIES = frozenset({"diffusers", "transformers"})
+_MAKE_OTHERS = re.compile(r"Auto\w*|\w*Processor")
+"""Classes that look up, by what their folder says, which class they make, or which their parts have."""
 
 
 @attrs.frozen
@@ -48,11 +52,13 @@ class SavedPipeline:
         folder: Where it is.
         class_name: The pipeline's class, upstream's or ours.
         components: Name of each component that was not None, with the library and the class that its index gives.
+        others: What else stands in the index: settings, components that were None, and what is neither.
     """
 
     folder: Path
     class_name: str
     components: Mapping[str, tuple[str, str]]
+    others: Mapping[str, Any]
 
     def weight_files(self, component: str) -> list[list[WeightFile]]:
         """Return the files with weights of each model of a component: in folders of its name, else beside the index."""
@@ -75,23 +81,24 @@ class SavedPipeline:
             return None
         return next((name for name in names if all(variants & {name, None} for variants in stored)), None)
 
-    def refuse_what_runs(self, *, given: Mapping[str, Any], variant: str | None) -> None:
-        """Refuse a folder that would have code run, or pickles read.
+    def refuse_what_runs(self, *, given: Mapping[str, Any], variant: str | None, names: Collection[str] = ()) -> None:
+        """Refuse a folder that would have code run, or pickles read, or whose index names no classes.
 
         Args:
             given: Arguments of the load; a component among them is not loaded from the folder.
             variant: The variant that is asked for.
+            names: The components that the pipeline's class takes.
 
         Raises:
             PipelineLookupError: It would; every such component is named, with the file.
         """
-        problems: list[str] = []
+        problems = [*self._malformed(names)]
         pickles: list[str] = []
         for name, (library, class_name) in self.components.items():
             if given.get(name, name) is not None:
                 problems += _foreign(name, library, class_name)
             if name not in given:
-                problems += [*self._code(name, library, class_name), *self._shards(name, variant)]
+                problems += [*self._code(name, library, class_name), *self._others(name), *self._shards(name, variant)]
                 for files in self.weight_files(name):
                     pickles += self._pickles(files, variant)
                     problems += _in_another_variant(name, files, variant)
@@ -104,15 +111,36 @@ class SavedPipeline:
         if problems:
             raise PipelineLookupError(f"cannot load {str(self.folder)!r}: {'; '.join(problems)}")
 
+    def _malformed(self, names: Collection[str]) -> Iterator[str]:
+        """Yield which components stand in the index without their class."""
+        for name, value in self.others.items():
+            if name in names and value != [None, None]:
+                yield f"{_INDEX} has {value!r} for component {name!r}, and no names of a library and a class"
+
     def _code(self, name: str, library: str, class_name: str) -> Iterator[str]:
         """Yield why loading a component would run code that the folder brings."""
         scripts = [script for script in [self.folder / name / f"{library}.py"] if script.exists()]
-        if class_name.startswith("Auto"):
+        if _MAKE_OTHERS.fullmatch(class_name):
             scripts += [file for file in _json_files(self.folder / name) if "auto_map" in _json(file)]
         for script in scripts[:1]:
             yield (
                 f"{script.relative_to(self.folder)} would have component {name!r} made by code of the folder, and none is run: read "
                 f"it, make the component yourself, and give it to from_pretrained({name}=...)"
+            )
+
+    def _others(self, name: str) -> Iterator[str]:
+        """Yield why loading a component would load other models, whose files are not looked at."""
+        index, adapter = self.folder / name / _INDEX, self.folder / name / "adapter_config.json"
+        if index.is_file():
+            yield (
+                f"component {name!r} is a pipeline of its own, with an index ({name}/{_INDEX}) of further components: load that folder "
+                f"first, and give the pipeline to from_pretrained({name}=...)"
+            )
+        base = _json(adapter).get("base_model_name_or_path")
+        if base is not None and Path(str(base)).absolute() != (self.folder / name).absolute():
+            yield (
+                f"{name}/{adapter.name} has the weights beside it added to those of another model, {base}: load that one first, and give "
+                f"it to from_pretrained({name}=...)"
             )
 
     def _pickles(self, files: Collection[WeightFile], variant: str | None) -> Iterator[str]:
@@ -148,8 +176,11 @@ def _in_another_variant(name: str, files: Collection[WeightFile], variant: str |
 
 
 def _foreign(name: str, library: str, class_name: str) -> Iterator[str]:
-    """Yield why the class of a component is not imported."""
+    """Yield why the class of a component is not imported, or is none."""
     if library in _LIBRARIES or library in sys.modules:
+        found = getattr(importlib.import_module(library), class_name, None)
+        if found is not None and not isinstance(found, type):
+            yield f"component {name!r} is to be a {class_name} of {library!r}, which is no class there"
         return
     from diffusers import pipelines as upstream  # noqa: PLC0415  (importing this package imports no diffusers)
 
@@ -167,7 +198,7 @@ def read_folder(folder: Path) -> SavedPipeline:
         PipelineLookupError: It is no folder of a pipeline, or its index does not say of which class.
     """
     index = folder / _INDEX
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112  (that of a path raises for what can be no folder's name)
         raise PipelineLookupError(f"cannot load {str(folder)!r}: it is no local folder; download the model first")
     if not index.is_file():
         raise PipelineLookupError(f"cannot load {str(folder)!r}: it has no {_INDEX}, so it is no saved pipeline")
@@ -180,7 +211,8 @@ def read_folder(folder: Path) -> SavedPipeline:
         raise PipelineLookupError(
             f"cannot load {str(folder)!r}: the '_class_name' in its {_INDEX} must be the name of a class, not {name!r}"
         )
-    return SavedPipeline(folder, name, dict(_components(content)))
+    components = dict(_components(content))
+    return SavedPipeline(folder, name, components, {key: value for key, value in content.items() if key not in components})
 
 
 def _components(index: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -232,3 +264,29 @@ def refuse_connected(folder: Path, cls: Any) -> None:
             f"cannot load {str(folder)!r}: its README.md names another model to be loaded with it, {named}: load that one first, and give "
             "its components to from_pretrained(prior_prior=..., ...), from a folder without that line"
         )
+
+
+def refuse_empty_tokenizers(folder: Path, components: Mapping[str, Any]) -> None:
+    """Refuse tokenizers whose vocabulary is not in the folder: transformers makes them all the same, and every prompt is alike to them.
+
+    Args:
+        folder: The folder.
+        components: What was loaded from it.
+
+    Raises:
+        PipelineLookupError: There is one; every one is named.
+    """
+    empty = [name for name, component in components.items() if _knows_nothing(getattr(component, "tokenizer", component))]
+    if empty:
+        raise PipelineLookupError(
+            f"cannot load {str(folder)!r}: {', '.join(empty)} {'has' if len(empty) == 1 else 'have'} no vocabulary, as its files are not "
+            "there: the folder is not complete"
+        )
+
+
+def _knows_nothing(component: Any) -> bool:
+    """Whether it is a tokenizer without a token for any letter or digit, but for special ones."""
+    known, special = getattr(component, "get_vocab", None), getattr(component, "all_special_tokens", None)
+    if not callable(known) or not isinstance(special, list):
+        return False
+    return not any(letter.isalnum() for token in known().keys() - set(special) for letter in token)

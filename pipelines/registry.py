@@ -11,7 +11,7 @@ from typing import Any
 from omni_offload.errors import OffloadConfigError
 from pipelines.catalog import BUILT_IN
 from pipelines.entry import PREFIX, PipelineEntry, PipelineLookupError
-from pipelines.folder import SavedPipeline, read_folder, refuse_connected
+from pipelines.folder import SavedPipeline, read_folder, refuse_connected, refuse_empty_tokenizers
 from pipelines.hub import fetch_index, fetch_model, is_hub_name
 
 __all__ = ["GROUP", "PipelineEntry", "PipelineLookupError", "from_pipe", "from_pretrained", "get", "registered"]
@@ -72,11 +72,12 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
         path: A local folder with a `model_index.json`, which may name the upstream class or ours; nothing is downloaded for one. Or
             a model on the hub as `owner/model`; nothing is downloaded with `local_files_only=True`.
         kwargs: Passed on to the class's `from_pretrained`: `variant`, `dtype` (under the name that the installed diffusers has for
-            it), components that are not to be loaded.
+            it; a type of torch or its name, or one for each component), components that are not to be loaded.
 
     Raises:
-        PipelineLookupError: It is no such folder or model, no pipeline is registered for its class, or it is refused.
-        OffloadConfigError: An argument would have code run or pickles read.
+        PipelineLookupError: It is no such folder or model, no pipeline is registered for its class, or it is refused; or it is not
+            complete.
+        OffloadConfigError: An argument would have code run or pickles read, or `dtype` is no type of weights.
     """
     _refuse_arguments(kwargs)
     if is_hub_name(path):
@@ -87,9 +88,10 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
         folder = Path(path)
         saved = read_folder(folder)
         cls = _class_for(saved, asked=f"the pipeline in {str(folder)!r}")
-    saved.refuse_what_runs(given=kwargs, variant=kwargs.get("variant"))
+    saved.refuse_what_runs(given=kwargs, variant=kwargs.get("variant"), names=_component_names(cls))
     refuse_connected(folder, cls)
     made = cls.from_pretrained(folder, **{"local_files_only": True, **_as_known(kwargs), "use_safetensors": True})
+    refuse_empty_tokenizers(folder, {name: getattr(made, name, None) for name in saved.components if name not in kwargs})
     _remember_files(made, saved, kwargs)
     if folder != Path(path):
         made.register_to_config(_name_or_path=str(path))
@@ -105,6 +107,11 @@ def _remember_files(pipeline: Any, saved: SavedPipeline, given: Mapping[str, Any
     for name in saved.components:
         if name not in given and isinstance(module := getattr(pipeline, name, None), Module):
             remember_files(module, saved.files_read(name, variant=given.get("variant")))
+
+
+def _component_names(cls: Any) -> frozenset[str]:
+    """Return the components that a diffusers pipeline class takes; of another class none are known."""
+    return frozenset(cls._get_signature_keys(cls)[0]) if hasattr(cls, "_get_signature_keys") else frozenset()
 
 
 def _class_for(saved: SavedPipeline, *, asked: str) -> Any:
@@ -123,13 +130,32 @@ def _refuse_arguments(kwargs: Mapping[str, Any]) -> None:
 
 
 def _as_known(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments with the type of the weights under the name that the installed diffusers takes without a warning."""
+    """Return keyword arguments with the type of the weights under the name that the installed diffusers takes without a warning.
+
+    Raises:
+        OffloadConfigError: It is no type that weights can have: diffusers would load them in float32 instead.
+    """
+    kwargs = {key: _dtype_of(key, value) if key in _DTYPE_NAMES else value for key, value in kwargs.items()}
     asked = {key: value for key, value in kwargs.items() if key in _DTYPE_NAMES}
     if len(asked) != 1:
         return dict(kwargs)
     major, minor, *_ = version("diffusers").split(".")
     known = _DTYPE_NAMES[(int(major), int(minor)) < _DTYPE_SINCE]
     return {**{key: value for key, value in kwargs.items() if key not in asked}, known: next(iter(asked.values()))}
+
+
+def _dtype_of(name: str, value: Any) -> Any:
+    """Return the type of the weights that is asked for, also by its name, of all components or of each."""
+    import torch  # noqa: PLC0415  (importing this package imports no torch)
+
+    if isinstance(value, Mapping):
+        return {component: _dtype_of(f"{name}[{component!r}]", one) for component, one in value.items()}
+    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if value is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise OffloadConfigError(
+            f"from_pretrained was given {name}={value!r}, which is no floating type of torch; give one, such as torch.bfloat16, or its name"
+        )
+    return found
 
 
 def from_pipe(pipe: Any, *, pipeline_class: type | None = None) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -80,11 +81,12 @@ def _named(target: str) -> list[Subject]:
         if not entry.cases:
             raise InputError(f"pipeline {target!r} has no case; give the folder of a model that it loads, or a case as MODULE:CASE")
         return [Subject(target=target, case=case) for case in entry.load_cases()]
-    if _REFERENCE.fullmatch(target) and not Path(target).exists():
+    if _REFERENCE.fullmatch(target) and not os.path.exists(target):  # noqa: PTH110  (as in `is_folder`)
         return [Subject(target=target, case=case) for case in _imported(target)]
     if is_folder(target):
+        case = _of_folder(Path(target))
         size = sum(file.stat().st_size for file in Path(target).rglob("*.safetensors"))
-        return [Subject(target=target, case=_of_folder(Path(target)), weight_bytes=size)]
+        return [Subject(target=target, case=case, weight_bytes=size)]
     pipelines.get(target)  # raises, with what there is
     raise InputError(f"no pipeline is registered as {target!r}")
 

@@ -1,6 +1,7 @@
 """Every bad input ends with status 2, one line on standard error and nothing on standard output."""
 
 import importlib.util
+import shutil
 
 import pytest
 
@@ -41,6 +42,32 @@ def test_a_folder_that_is_missing_is_named(refused):
 def test_a_folder_with_missing_weights_is_named(refused, tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline", "vae": ["diffusers", "AutoencoderKL"]}')
     assert "does not load" in refused("run", str(tmp_path), "--prompt", "a cat")
+
+
+@pytest.mark.parametrize("target", ["x" * 5000, "./" + "x" * 300, "./" + "x/" * 3000], ids=["name", "part", "path"])
+@pytest.mark.parametrize("command", ["run", "check", "audit"])
+def test_a_name_that_no_file_can_have(refused, command, target):
+    assert target.removeprefix("./")[:300] in refused(command, target)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("scheduler/scheduler_config.json", '{"num_train_timesteps": "many"}'),
+        ("tokenizer/tokenizer.json", "[]"),
+        ("text_encoder/config.json", "[]"),
+        ("transformer/diffusion_pytorch_model.safetensors.index.json", "{}"),
+        ("transformer/diffusion_pytorch_model.safetensors", '\x14\0\0\0\0\0\0\0{"a":{"dtype":"F32"}}'),
+    ],
+    ids=["scheduler", "tokenizer", "encoder", "shards", "weights"],
+)
+def test_a_folder_with_another_content_is_named(refused, tmp_path, file, content):
+    """However diffusers and transformers fail on it."""
+    from pipelines.digits.cases import CHECKPOINT
+
+    folder = shutil.copytree(CHECKPOINT, tmp_path / "model")
+    (folder / file).write_text(content)
+    assert f"{folder} does not load" in refused("run", str(folder), "--prompt", "seven")
 
 
 @pytest.mark.parametrize(

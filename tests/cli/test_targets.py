@@ -26,10 +26,12 @@ def test_a_folder_without_weights(tmp_path):
         b"",
         b"\x02\x00\x00\x00\x00\x00\x00\x00[]",
         b'\x07\x00\x00\x00\x00\x00\x00\x00{"a":1}',
+        b'\x14\x00\x00\x00\x00\x00\x00\x00{"a":{"dtype":"F32"}}',
+        b'\x2d\x00\x00\x00\x00\x00\x00\x00{"a":{"dtype":["F32"],"data_offsets":[0,4]}}   ',
         b"\x01\x00\x00\x00\x00\x00\x00\x00\xff",
         b"version https://git-lfs.github.com/spec/v1",
     ],
-    ids=["empty", "list", "number", "no text", "pointer"],
+    ids=["empty", "list", "number", "no place", "no type", "no text", "pointer"],
 )
 def test_another_file_under_that_name(tmp_path, content):
     """It is named, however large it says that its header is."""

@@ -1,7 +1,9 @@
 """A folder is loaded without running anything in it: no code, no pickle; and whole, in any form that diffusers saves."""
 
+import io
 import json
 import pickle
+import re
 import shutil
 import sys
 
@@ -11,7 +13,7 @@ import torch
 import pipelines
 from omni_offload.errors import OffloadConfigError
 from pipelines import PipelineLookupError
-from pipelines.folder import read_folder
+from pipelines.folder import read_folder, refuse_empty_tokenizers
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +165,77 @@ def test_code_that_an_auto_class_would_run(folder, ran):
     set_index(folder, text_encoder=["transformers", "AutoModel"])
     with pytest.raises(PipelineLookupError, match=r"text_encoder/config\.json would have component 'text_encoder' made by code"):
         pipelines.from_pretrained(folder)
+
+
+def test_code_that_a_processor_would_run(folder, ran, monkeypatch):
+    """The tokenizer in one is looked up like that, too, after a question to whoever sits at the terminal."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
+    path = folder / "tokenizer" / "tokenizer_config.json"
+    auto_map = {"AutoTokenizer": ["mine.Model", "mine.Model"]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": auto_map, "tokenizer_class": "Model"}), encoding="utf-8")
+    (folder / "tokenizer" / "mine.py").write_text(code(ran), encoding="utf-8")
+    set_index(folder, tokenizer=["transformers", "CLIPProcessor"])
+    with pytest.raises(PipelineLookupError, match=r"tokenizer/tokenizer_config\.json would have component 'tokenizer' made by code"):
+        pipelines.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("library", ["diffusers", "flux"])
+def test_a_component_that_is_a_pipeline(folder, ran, library):
+    """diffusers would load it from an index of its own, and read pickles that it names."""
+    inner = folder / "transformer" / "unet"
+    inner.mkdir()
+    (inner / "diffusion_pytorch_model.bin").write_bytes(pickle.dumps(Bomb(ran)))
+    (inner / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}', encoding="utf-8")
+    index = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
+    (folder / "transformer" / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+    set_index(folder, transformer=[library, "FluxPipeline"])
+    with pytest.raises(
+        PipelineLookupError, match=r"'transformer' is a pipeline of its own, with an index \(transformer/model_index\.json\)"
+    ):
+        pipelines.from_pretrained(folder)
+
+
+def test_an_adapter_of_another_model(folder):
+    """A component's folder with an adapter alone leads to another model, which may be anywhere: it is named. Beside its own it is none."""
+    path = folder / "text_encoder" / "adapter_config.json"
+    path.write_text('{"base_model_name_or_path": "../elsewhere"}', encoding="utf-8")
+    with pytest.raises(
+        PipelineLookupError, match=r"text_encoder/adapter_config\.json has the weights.*another model, \.\./elsewhere: load"
+    ):
+        pipelines.from_pretrained(folder)
+    for content in ({"base_model_name_or_path": str(folder / "text_encoder")}, {"base_model_name_or_path": None}, {}):
+        path.write_text(json.dumps(content), encoding="utf-8")
+        read_folder(folder).refuse_what_runs(given={}, variant=None)
+
+
+@pytest.mark.parametrize(
+    "entry", [None, 5, "diffusers", [], ["diffusers"], ["diffusers", None], [None, "X"], ["a", "b", "c"], {"a": 1}], ids=str
+)
+def test_a_component_without_its_class(folder, entry):
+    """What stands in the index for it is quoted."""
+    set_index(folder, transformer=entry)
+    with pytest.raises(PipelineLookupError, match=re.escape(f"has {entry!r} for component 'transformer', and no names of a library and")):
+        pipelines.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(("library", "name"), [("diffusers", "logging"), ("transformers", "pipeline"), ("os", "system")])
+def test_a_component_whose_class_is_none(folder, library, name):
+    """A function or a module of a known library is not asked to load anything."""
+    set_index(folder, transformer=[library, name])
+    with pytest.raises(PipelineLookupError, match=f"component 'transformer' is to be a {name} of '{library}', which is no class there"):
+        pipelines.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(("name", "whole"), [("tokenizer", True), ("tokenizer_2", False)], ids=["no folder", "no vocabulary"])
+def test_a_tokenizer_without_a_vocabulary(folder, name, whole):
+    """transformers makes one of nothing, to which all prompts are alike: the folder is not complete."""
+    if whole:
+        shutil.rmtree(folder / name)
+    else:
+        (folder / name / "tokenizer.json").unlink()
+    with pytest.raises(PipelineLookupError, match=f": {name} has no vocabulary, as its files are not there: the folder is not complete"):
+        pipelines.from_pretrained(folder)
+    refuse_empty_tokenizers(folder, {"other": None})
 
 
 def test_another_model_that_a_description_names(folder):

@@ -11,7 +11,7 @@ import torch
 
 import pipelines
 from omni_offload import OmniOffloadMixin
-from omni_offload.errors import OffloadError
+from omni_offload.errors import OffloadConfigError, OffloadError
 from pipelines import PipelineEntry, PipelineLookupError
 
 FLUX = "pipelines.flux.pipeline_flux:OmniFluxPipeline"
@@ -329,6 +329,32 @@ def test_the_type_of_the_weights_is_passed_under_the_name_that_diffusers_takes(t
     monkeypatch.setattr(pipelines.get("flux"), "from_pretrained", lambda _folder, **kwargs: asked.update(kwargs))
     pipelines.from_pretrained(save_index(tmp_path, {"_class_name": "FluxPipeline"}), **{given: torch.bfloat16})
     assert asked == {"local_files_only": True, "use_safetensors": True, known: torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ("bfloat16", torch.bfloat16),
+        ("torch.float16", torch.float16),
+        ({"transformer": "float16", "default": torch.bfloat16}, {"transformer": torch.float16, "default": torch.bfloat16}),
+        (None, None),
+    ],
+)
+def test_the_type_of_the_weights_by_its_name(tmp_path, monkeypatch, given, passed):
+    """Of all components or of each; diffusers would load float32 in the place of what it does not know."""
+    asked = {}
+    monkeypatch.setattr(pipelines.get("flux"), "from_pretrained", lambda _folder, **kwargs: asked.update(kwargs))
+    pipelines.from_pretrained(save_index(tmp_path, {"_class_name": "FluxPipeline"}), dtype=given)
+    assert asked["dtype"] == passed
+
+
+@pytest.mark.parametrize("given", ["fp16", "auto", "Tensor", "", 5, torch.int8, "int8", {"vae": "half precision"}], ids=str)
+def test_what_is_no_type_of_weights(tmp_path, given):
+    """It is refused before anything is loaded; of one among several the component is named."""
+    folder = save_index(tmp_path, {"_class_name": "FluxPipeline"})
+    for name in ("dtype", "torch_dtype"):
+        with pytest.raises(OffloadConfigError, match=rf"was given {name}(\['vae'\])?=.*, which is no floating type of torch; give one"):
+            pipelines.from_pretrained(folder, **{name: given})
 
 
 def test_from_pipe_with_a_class_of_ones_own(upstream):
