@@ -16,6 +16,7 @@ from omni_offload.testing import sim
 from pipelines.flux.cases import FLUX
 
 ARGUMENTS = {"prompt": "a red cat", "height": 32, "width": 32, "num_inference_steps": 2, "max_sequence_length": 32, "output_type": "pt"}
+PAGES = Path(__file__).parents[2] / "docs"
 MODES = {
     "model": lambda pipe: pipe.enable_model_cpu_offload(device="sim"),
     "sequential": lambda pipe: pipe.enable_sequential_cpu_offload(device="sim"),
@@ -200,7 +201,7 @@ def test_enabling_again_replaces_the_former(theirs):
 
 
 def test_how_many_of_their_pipelines_declare_a_sequence():
-    """Model offload is there for nearly all pipelines of diffusers; ours are a few."""
+    """Model offload is there for more pipelines of diffusers than are registered here."""
     sources = Path(diffusers.__file__).parent.glob("pipelines/**/*.py")
     declared = sum(
         len(re.findall(r"^    model_cpu_offload_seq = ", source.read_text(encoding="utf-8"), re.MULTILINE)) for source in sources
@@ -218,3 +219,29 @@ def test_what_only_they_can_be_asked_for():
     assert "max_memory" in inspect.signature(accelerate.infer_auto_device_map).parameters
     assert "offload_dir" in inspect.signature(accelerate.disk_offload).parameters
     assert "device_map" in inspect.getsource(DiffusionPipeline.from_pretrained)
+
+
+def rows(page):
+    """Return the cells of every row of a benchmark's tables."""
+    lines = (PAGES / "benchmarks" / f"{page}.md").read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def test_figures_are_those_of_the_benchmarks():
+    """What the page says of speed stands on the benchmarks' pages, as their last run wrote them."""
+    page = (PAGES / "comparison.md").read_text(encoding="utf-8")
+    steps = {(row[0], row[1]): row for row in rows("layerwise") if len(row) == 7}
+    ratios = ("1", "2", "4")
+
+    def told(way, column=3):
+        return ", ".join(f"{float(steps[ratio, way][column]) / float(steps[ratio, 'everything resident'][3]):.2f}" for ratio in ratios)
+
+    group = "group, blocks, stream"
+    assert f"| {told(group, 5)} of all computation | {told(group)} |" in page
+    assert f"| the same, at twice that peak | {told('omni-offload, 23.1 MiB, 3 slots')} |" in page
+    for ratio in ratios:
+        assert float(steps[ratio, "omni-offload, 23.1 MiB, 3 slots"][2]) / float(steps[ratio, group][2]) == pytest.approx(2, abs=0.05)
+    assert f"leaves with `record_stream`: {told('group, leaves, stream, record_stream')} |" in page
+    assert f"| {dict(row[:2] for row in rows('layerwise_overhead'))['ratio']} of theirs |" in page
+    times = [float(row[6]) for row in rows("model_level") if len(row) == 12 and row[6].startswith("0.")]
+    assert f"takes\n{min(times):.2f} to {max(times):.2f} of its time" in page
