@@ -29,7 +29,7 @@ class ContractViolation(OffloadError, AssertionError):  # noqa: N818  (a fixed p
 
 
 def quoted(value: object) -> str:
-    """A value as it stands in a message: its `repr`, cut where it is long; its type where its `repr` fails."""
+    """Return a value as it stands in a message: its `repr`, cut where it is long; its type where its `repr` fails."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001  (a message about a wrong value must not be replaced by another error)

@@ -121,11 +121,6 @@ class Accelerator:
                     recorder.gather_ends(self.landing_stream, one)
         return self.landing_stream.record_event()
 
-    def record_compute(self) -> tuple[torch.Stream, torch.Event]:
-        """Return the current stream and an event that fires when all kernels queued on it so far are done."""
-        stream = self.current_stream()
-        return stream, stream.record_event()
-
     def after(self, event: torch.Event) -> None:
         """Let the copy stream wait for an event; the host does not block."""
         recorder = self.recorder

@@ -165,11 +165,19 @@ class OffloadConfig:
         return (self.dlo_transfers or {}).get(component, default)
 
     def uses_allgather(self, component: str) -> bool:
-        """Whether `transfer_for` is all-gather."""
+        """Whether `transfer_for` is all-gather.
+
+        Args:
+            component: The kind whose blocks they are.
+        """
         return self.transfer_for(component) is DLOTransfer.ALLGATHER
 
     def options_for(self, component: str) -> LayerOptions:
-        """The options of a kind of component; the defaults where it has none."""
+        """The options of a kind of component; the defaults where it has none.
+
+        Args:
+            component: "dit", "text_encoder" or "vae".
+        """
         return self.layer_options.get(component, LayerOptions())
 
 

@@ -74,7 +74,7 @@ class Bench(Subject):
         return random.Random(f"{self._seed} {self.check} {self.case.name}")  # noqa: S311  (no secret)
 
     def sample(self, population: list[Any], count: int) -> list[Any]:
-        """Return all of a list where the run is exhaustive, else a seeded sample in order."""
+        """Return all of a list where the run is exhaustive, else a seeded sample of `count` in order."""
         if self.exhaustive or len(population) <= count:
             return population
         return [population[index] for index in sorted(self.random().sample(range(len(population)), count))]
@@ -82,7 +82,13 @@ class Bench(Subject):
     # ---- offload -------------------------------------------------------------------------------------------------------------
 
     def enable(self, pipeline: Any, *, device: torch.device | None = None, **keys: Any) -> Any:
-        """Enable offload as a user would, and return the backend."""
+        """Enable offload as a user would, and return the backend.
+
+        Args:
+            pipeline: One that `fresh` made.
+            device: The device; None: the bench's.
+            keys: Of the selector, beside the bench's mode.
+        """
         config, device = self.config(**keys), device or self.device
         if callable(getattr(pipeline, "enable_omni_offload", None)):
             self._disable[id(pipeline)] = pipeline.disable_omni_offload
@@ -103,7 +109,7 @@ class Bench(Subject):
 
     @contextlib.contextmanager
     def enabled(self, pipeline: Any, **keys: Any) -> Iterator[Any]:
-        """Have offload enabled in the body; also after an exception it is disabled."""
+        """Have offload enabled in the body, with keys as for `enable`; also after an exception it is disabled."""
         backend = self.enable(pipeline, **keys)
         try:
             yield backend
@@ -218,7 +224,7 @@ class Bench(Subject):
     # ---- verdicts ------------------------------------------------------------------------------------------------------------
 
     def fail(self, expected: str, found: object, *, component: str = "") -> NoReturn:
-        """Raise what a check raises.
+        """Raise what a check raises: what was to be, and what was found instead, in which component.
 
         Raises:
             ContractViolation: Always.
@@ -227,7 +233,7 @@ class Bench(Subject):
         raise ContractViolation(f"{self.check} on case {self.case.name!r}{where}: expected {expected}; found {found}")
 
     def require_equal(self, outputs: list[torch.Tensor], *, when: str, expected: Any = None) -> None:
-        """Require that outputs equal those of the resident run, bit for bit."""
+        """Require that outputs equal those of the resident run, or `expected` ones, bit for bit; `when` tells what was done."""
         wanted = self.reference.outputs if expected is None else expected
         if not same_values(outputs, wanted):
             gaps = [
@@ -238,7 +244,7 @@ class Bench(Subject):
             self.fail(f"outputs {when} that equal the resident run's bit for bit", f"differences up to {max(gaps, default=float('nan'))}")
 
     def require_unchanged(self, snapshot: Snapshot, *, when: str, **aspects: bool) -> None:
-        """Require that all is as it was at a snapshot."""
+        """Require that all is as it was at a snapshot; `aspects` are those of `Snapshot.differences`."""
         changed = snapshot.differences(**aspects)
         if changed:
             self.fail(f"everything {when} as it was before", some(changed))

@@ -46,7 +46,11 @@ class PipelineCase:
     dtype: torch.dtype | None = None
 
     def cast(self, dtype: torch.dtype) -> "PipelineCase":
-        """Return the same case in another floating type, as `name[type]`: what a model keeps in float32 stays."""
+        """Return the same case in another floating type, as `name[type]`: what a model keeps in float32 stays.
+
+        Args:
+            dtype: The type of weights and buffers, such as `torch.bfloat16`.
+        """
         make_pipeline = functools.partial(_make_cast, self.make_pipeline, dtype)
         return attrs.evolve(self, name=f"{self.name}[{type_name(dtype)}]", make_pipeline=make_pipeline, dtype=dtype)
 

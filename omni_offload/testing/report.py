@@ -66,7 +66,11 @@ class CheckReport:
         return f"{self.case!r}{'' if self.mode == 'module' else f' in mode {self.mode}'} on {self.device}"
 
     def named(self, outcome: Outcome) -> tuple[str, ...]:
-        """Return the names of the checks that ended so."""
+        """Return the names of the checks that ended in one way.
+
+        Args:
+            outcome: How they ended.
+        """
         return tuple(result.check for result in self.results if result.outcome is outcome)
 
     @property

@@ -93,12 +93,16 @@ class Recording:
     complete: bool = False
 
     def lane(self, lane: Lane) -> tuple[Span, ...]:
-        """Return the spans of one lane."""
+        """Return the spans of one lane.
+
+        Args:
+            lane: What happened in them.
+        """
         return tuple(span for span in self.spans if span.lane is lane)
 
     @property
     def peak(self) -> int:
-        """Most bytes that were held."""
+        """Most bytes of weights and buffers that the framework held on the device."""
         return max((held.nbytes for held in self.held), default=0)
 
     def to_chrome(self) -> str:
@@ -121,6 +125,9 @@ class Recording:
 
     def draw(self, path: Path | str) -> None:
         """Draw the lanes and the residency curve as a PNG.
+
+        Args:
+            path: The file; one that is there is replaced.
 
         Raises:
             OffloadStateError: The recording has not ended, or matplotlib is not installed.

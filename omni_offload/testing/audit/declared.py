@@ -6,7 +6,7 @@ from typing import Self
 import attrs
 
 from omni_offload.config import OffloadPlan
-from omni_offload.discovery import LISTS, Problems, class_name, declared_co_residents, declared_entry_points, declared_lists
+from omni_offload.discovery import Problems, class_name, declared_co_residents, declared_entry_points, declared_lists
 from omni_offload.plan.declared import pipeline_plan
 
 __all__ = ["Declarations", "Item"]
@@ -66,10 +66,6 @@ class Declarations:
         )
         problems.raise_any()
         return found
-
-    def list_of(self, path: str) -> str:
-        """Return the name of the list that a component stands in."""
-        return next(name for name, kind in LISTS.items() if kind == self.components[path])
 
     def items(self) -> Iterator[Item]:
         """Yield everything that an audit can miss, but the stacks that model classes declare themselves."""

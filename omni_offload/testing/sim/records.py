@@ -85,24 +85,39 @@ class Span:
 
 
 def allocated(device: Device = None) -> int:
-    """Return the bytes of live tensors on `device` (None: the current one), in units of 512 bytes a tensor."""
+    """Return the bytes of live tensors on a device, each rounded up to 512 bytes.
+
+    Args:
+        device: The device; None: the current one.
+    """
     return library().memory(device_index(device))["allocated"]
 
 
 def peak(device: Device = None) -> int:
-    """Return the largest `allocated()` of `device` since `reset_peak` or `reset_counters`, in bytes."""
+    """Return the largest `allocated()` of a device since `reset_peak` or `reset_counters`, in bytes.
+
+    Args:
+        device: The device; None: the current one.
+    """
     return library().memory(device_index(device))["peak"]
 
 
 def reset_peak(device: Device = None) -> None:
-    """Set the peak of `device` to what is allocated there now."""
+    """Set the peak of a device to what is allocated there now.
+
+    Args:
+        device: The device; None: the current one.
+    """
     library().reset_peak(device_index(device))
 
 
 def allocation_count(device: Device = None) -> int:
-    """Return how many allocations `device` has served since `reset_counters`.
+    """Return how many allocations a device has served since `reset_counters`.
 
     The n-th of them is the one that `fail_alloc_in=n` fails, counted from 0, in a program that runs again.
+
+    Args:
+        device: The device; None: the current one.
     """
     return library().memory(device_index(device))["count"]
 
@@ -146,12 +161,20 @@ def clock() -> float:
 
 
 def spin(seconds: float) -> None:
-    """Queue a stand-in for a kernel of so many seconds on the current stream; the host does not wait for it."""
+    """Queue a stand-in for a kernel on the current stream; the host does not wait for it.
+
+    Args:
+        seconds: How long it computes.
+    """
     library().spin(seconds)
 
 
 def host_work(seconds: float) -> None:
-    """Let the host be busy for so many seconds: virtual ones, or asleep in threads mode."""
+    """Let the host be busy: in virtual time, or asleep in threads mode.
+
+    Args:
+        seconds: How long.
+    """
     library().host_work(seconds)
 
 
