@@ -3,6 +3,8 @@
 import threading
 from typing import TYPE_CHECKING
 
+import torch
+
 from omni_offload.backends.failures import run_repeatable_steps
 from omni_offload.backends.owners import Member
 
@@ -25,6 +27,7 @@ class Activation:
         self.rotation = rotation
         self.member = member
         self.thread = threading.get_ident()
+        self._cached_casts = False
 
     def enter(self) -> bool:
         """Bring the component to the device and bind it there.
@@ -34,6 +37,8 @@ class Activation:
         """
         self.rotation.lock.acquire(self)
         if self.rotation.manages(self.member):
+            self._cached_casts = torch.is_autocast_cache_enabled()
+            torch.set_autocast_cache_enabled(False)  # what autocast makes of weights would stay on the device until its context ends
             self.rotation.onload(self.member, self)
             return True
         self.rotation.lock.release(self)
@@ -50,6 +55,12 @@ class Activation:
         return run_repeatable_steps(
             [
                 (f"end the use of {self.member.name}", lambda: self.rotation.offload_when_done(self.member, self)),
+                ("let autocast keep what it casts", self._cache_casts),
                 ("let the next use in", lambda: self.rotation.lock.release(self)),
             ]
         )
+
+    def _cache_casts(self) -> None:
+        if self._cached_casts and self.thread == threading.get_ident():
+            torch.set_autocast_cache_enabled(True)
+        self._cached_casts = False

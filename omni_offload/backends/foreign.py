@@ -49,7 +49,8 @@ def _components(pipeline: Any) -> dict[str, torch.nn.Module]:
     if isinstance(pipeline, torch.nn.Module):
         return {type(pipeline).__name__: pipeline}
     lists = [getattr(pipeline, f"_{kind}_modules", ()) for kind in ("dit", "encoder", "vae", "resident")]
-    declared = {path: _module(pipeline, path) for paths in lists for path in paths if isinstance(path, str)}
+    paths = [path for found in lists if isinstance(found, list | tuple) for path in found if isinstance(path, str)]  # else a plan says so
+    declared = {path: _module(pipeline, path) for path in paths}
     named = {**getattr(pipeline, "__dict__", {}), **declared}
     return {str(name): value for name, value in named.items() if isinstance(value, torch.nn.Module)}
 

@@ -1,5 +1,6 @@
 """The methods of components that count as work besides `forward`."""
 
+import inspect
 from collections.abc import Iterable, Mapping
 
 import attrs
@@ -59,7 +60,7 @@ def find_entry_points(
     entry_points: list[EntryPoint] = []
     for path, methods in declared.items():
         if path == "":
-            _check_methods(pipeline, "", methods, problems)
+            _check_methods(type(pipeline), "", methods, problems)  # what an object has of its own is no call
             continue
         owner = next((owners[outer] for outer in owners if f"{path}.".startswith(f"{outer}.")), None)
         if owner is None:
@@ -74,6 +75,15 @@ def find_entry_points(
 
 def _check_methods(owner: object, path: str, methods: Iterable[str], problems: Problems) -> None:
     for name in methods:
-        text = method_problem(owner, name)
+        text = method_problem(owner, name) or (_unwrappable(owner, name) if path else None)
         if text:
             problems.about_path(f"entry point {f'{path}.{name}'.removeprefix('.')!r} names a method, {text}")
+
+
+def _unwrappable(module: object, name: str) -> str | None:
+    """The rest of a sentence about a method that nothing in a module's `__dict__` can stand in for; None for any other."""
+    if name.startswith("__"):
+        return f"a special one of {class_name(module)}, which Python looks up on the class, past any wrapper; name the method that it calls"
+    if inspect.isdatadescriptor(inspect.getattr_static(type(module), name, None)):
+        return f"which is a property of {class_name(module)}; name a method"
+    return None

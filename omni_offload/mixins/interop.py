@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from omni_offload.backends import backend_of
-from omni_offload.errors import OffloadStateError
+from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.mixins.calls import bound_method
 
 __all__ = ["upstream_class", "wrap_upstream_methods"]
@@ -35,6 +35,28 @@ def upstream_class(cls: type) -> type | None:
         if base.__module__.partition(".")[0] == "diffusers" and "DiffusionPipeline" in {b.__name__ for b in base.__mro__[1:]}:
             return base
     return None
+
+
+def refuse_hidden_mixin(cls: type, mixin: type) -> None:
+    """Refuse a class in which the pipeline stands before the mixin: it would put its noise where its components are, on the host.
+
+    Args:
+        cls: A pipeline class that has just been defined.
+        mixin: Whose `_execution_device` has to be in force.
+
+    Raises:
+        OffloadConfigError: The pipeline's own is; the message has the order that is right.
+    """
+    before = [base for base in cls.__mro__[: cls.__mro__.index(mixin)] if not issubclass(base, mixin)]
+    hiding = next((base for base in before if "_execution_device" in vars(base)), None)
+    called = [base for base in before if any("__call__" in vars(one) for one in base.__mro__)]
+    pipeline = next((base for base in called if hiding is not None and issubclass(base, hiding)), None)
+    if pipeline is not None:
+        name = next(base.__name__ for base in cls.__bases__ if issubclass(base, mixin))
+        raise OffloadConfigError(
+            f"{cls.__qualname__} has {pipeline.__qualname__} before {name}, so that it would work on that one's device, the host, and not "
+            f"on the offload device; write `class {cls.__name__}({name}, {pipeline.__name__})`"
+        )
 
 
 def wrap_upstream_methods(cls: type) -> None:

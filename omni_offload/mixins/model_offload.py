@@ -11,7 +11,7 @@ from omni_offload.backends import ENGINE_MARK, ModelLevelOffloadBackend, backend
 from omni_offload.config import OffloadConfig, OffloadStrategy
 from omni_offload.errors import OffloadStateError
 from omni_offload.mixins.calls import wrap_calls
-from omni_offload.mixins.interop import wrap_upstream_methods
+from omni_offload.mixins.interop import refuse_hidden_mixin, wrap_upstream_methods
 
 __all__ = ["ModelCpuOffloadMixin"]
 
@@ -33,11 +33,12 @@ class ModelCpuOffloadMixin:
         """Wrap the methods that count as a call, and a pair that the class wrote itself.
 
         Raises:
-            OffloadConfigError: A method that counts as a call is a generator, a coroutine or no plain method.
+            OffloadConfigError: A method that counts as a call is a generator, a coroutine or no plain method; or the mixin stands behind
+                the pipeline class.
         """
         super().__init_subclass__(**kwargs)
-        declared = cls._offload_entry_points.get("", ()) if isinstance(cls._offload_entry_points, Mapping) else ()
-        wrap_calls(cls, dict.fromkeys((*_CALLS, *declared)))
+        refuse_hidden_mixin(cls, ModelCpuOffloadMixin)
+        wrap_calls(cls, _calls_of(cls))
         wrap_upstream_methods(cls)
         for name, wrapper in zip(_PAIR, (_enable_through_backend, _disable_through_backend), strict=True):
             if name in cls.__dict__:
@@ -68,6 +69,7 @@ class ModelCpuOffloadMixin:
                 f"{type(self).__name__} overrides enable_omni_model_cpu_offload and calls the inherited one, which would be a second "
                 "owner; use ModuleResidency there, or do not override it"
             )
+        self._wrap_late_calls()
         manage(self, _make_backend(device, pin_memory, use_hsdp, offload_components))
 
     def disable_omni_model_cpu_offload(self) -> None:
@@ -77,6 +79,10 @@ class ModelCpuOffloadMixin:
             backend.disable()
 
     setattr(enable_omni_model_cpu_offload, ENGINE_MARK, True)
+
+    def _wrap_late_calls(self) -> None:
+        """Wrap the methods that came to count as a call since the class was defined: replaced in it, or declared late."""
+        wrap_calls(type(self), _calls_of(self))
 
     def on_device(self, *components: str) -> contextlib.AbstractContextManager[None]:
         """Return a context in which components are on the device, for pipelines that use weights outside the entry points.
@@ -104,6 +110,14 @@ class ModelCpuOffloadMixin:
             return backend.device
         device: torch.device = super()._execution_device  # type: ignore[misc]  # the pipeline's own, behind the mixin
         return device
+
+
+def _calls_of(declaring: Any) -> dict[str, None]:
+    """Return the names of the methods that count as a call; a declaration of another form is left to the checks."""
+    points = declaring._offload_entry_points  # noqa: SLF001  (the mixin's own)
+    declared = points.get("", ()) if isinstance(points, Mapping) else ()
+    names = declared if isinstance(declared, list | tuple) else ()
+    return dict.fromkeys((*_CALLS, *(name for name in names if isinstance(name, str))))
 
 
 def _make_backend(device: Any, pin_memory: Any, use_hsdp: Any, components: frozenset[str] | None) -> ModelLevelOffloadBackend:

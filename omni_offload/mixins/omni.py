@@ -53,6 +53,7 @@ class OmniOffloadMixin(ComponentDiscoveryMixin, ModelCpuOffloadMixin):
             )
         resolved = plan.config if plan is not None else make_config(config, **selector_keys)  # type: ignore[arg-type]  # plan is none
         log_overridden(config, resolved.strategy)
+        self._wrap_late_calls()
         return manage(self, make_backend(resolved, device, mesh=mesh, plan=plan))
 
     def disable_omni_offload(self) -> None:

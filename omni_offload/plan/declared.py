@@ -1,5 +1,6 @@
 """A pipeline's `_offload_plan`, held against its components."""
 
+import inspect
 from collections.abc import Collection, Iterable
 
 from omni_offload.config import OffloadPlan
@@ -20,7 +21,12 @@ _KINDS = {
 
 def pipeline_plan(pipeline: object, problems: Problems) -> OffloadPlan:
     """What a pipeline declares as `_offload_plan`; an empty plan where it declares none."""
-    plan = getattr(pipeline, "_offload_plan", None)
+    declared = inspect.getattr_static(type(pipeline), "_offload_plan", None)
+    try:
+        plan = declared.__get__(pipeline) if isinstance(declared, property) else getattr(pipeline, "_offload_plan", None)
+    except AttributeError as error:  # by getattr it would pass for a plan that is not declared
+        problems.about_config(f"_offload_plan cannot be read: {error}")
+        return OffloadPlan()
     if plan is None or isinstance(plan, OffloadPlan):
         return plan or OffloadPlan()
     problems.about_config(f"_offload_plan is a {class_name(plan)}; give an OffloadPlan")

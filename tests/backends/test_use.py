@@ -1,3 +1,4 @@
+import gc
 import threading
 from typing import NamedTuple
 
@@ -241,6 +242,60 @@ def test_inference_mode(device, kit, x, expected, make, enable, call, disable):
     with torch.inference_mode(disable):
         pipe.disable_omni_offload()
     assert torch.equal(pipe(x), expected)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_autocast_keeps_no_weights_on_the_device(device, kit, x, cache):
+    """What autocast makes of weights that it takes for trained ones, it would keep there until its context ends; it caches again after a use."""
+
+    def play(pipe, at_end):
+        with torch.no_grad(), torch.autocast("sim", torch.bfloat16, cache_enabled=cache):
+            outputs = [pipe(x.to("sim")).cpu() for _ in range(2)]
+            at_end()
+            pipe.on_step = lambda *_: 1 / 0
+            with pytest.raises(ZeroDivisionError):
+                pipe(x.to("sim"))
+            assert torch.is_autocast_cache_enabled() is cache
+        return outputs
+
+    def nothing_left():
+        torch.accelerator.synchronize(device)
+        assert sim.allocated() == 0
+
+    resident, pipe = kit.Pipe(), kit.Pipe()
+    for one in (resident, pipe):
+        for part in (one.text_encoder, one.transformer, one.vae):
+            part.requires_grad_(True)
+    for part in (resident.text_encoder, resident.transformer, resident.vae):
+        part.to("sim")
+    wanted = play(resident, lambda: None)
+    del resident, one, part
+    gc.collect()
+    with pipe.enable_omni_offload(device="sim"):
+        assert all(map(torch.equal, play(pipe, nothing_left), wanted))
+
+
+def test_a_use_that_ends_in_another_thread(device, kit):
+    """The switch of autocast is each thread's own: that of the other one is left alone."""
+    pipe, seen = kit.Pipe(), []
+
+    def hold():
+        with pipe.on_device("vae"):
+            yield
+
+    def close():
+        torch.set_autocast_cache_enabled(False)
+        holder.close()
+        seen.append(torch.is_autocast_cache_enabled())
+
+    with pipe.enable_omni_offload(device="sim"):
+        holder = hold()
+        next(holder)
+        thread = threading.Thread(target=close)
+        thread.start()
+        thread.join()
+    torch.set_autocast_cache_enabled(True)
+    assert seen == [False]
 
 
 @pytest.mark.parametrize("method", ["lazily", "steps"])

@@ -111,6 +111,48 @@ def test_wrapping_keeps_the_method_resolution_order(calls):
     assert run(pipe, lambda p: p(X), calls) == [1]
 
 
+def test_what_came_to_count_as_a_call_later(calls):
+    """A method that is replaced on the class, or declared, after the class was defined is a call once offload is enabled."""
+
+    class Late(Pipe):
+        def upscale(self, x):
+            return self.net(x)
+
+    Late.__call__ = lambda self, x: self.upscale(x)
+    pipe = Late()
+    assert run(pipe, lambda p: p(X), calls) == [1]
+    pipe._offload_entry_points = {"": ("upscale",)}
+    assert run(pipe, lambda p: p.upscale(X), calls) == [1, 1]
+    assert run(pipe, lambda p: p(X), calls) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("declared", [None, {"": "upscale"}, {"": (3,)}, {"": 3}], ids=str)
+def test_a_late_declaration_of_another_form_is_refused_by_name(device, declared):
+    """By the check of all declarations, with the others."""
+    pipe = Pipe()
+    pipe._offload_entry_points = declared
+    with pytest.raises(OffloadConfigError, match="_offload_entry_points"):
+        pipe.enable_omni_offload(device="sim")
+
+
+def test_the_mixin_stands_before_the_pipeline():
+    """Behind one that says where it works it would be passed over; one of its kind before it, or one that is never called, is right."""
+
+    class Elsewhere(Base):
+        _execution_device = torch.device("cpu")
+
+    class Part:
+        _execution_device = torch.device("cpu")
+
+    with pytest.raises(OffloadConfigError, match=r"has .*Elsewhere before OmniOffloadMixin.*`class Wrong\(OmniOffloadMixin, Elsewhere\)`"):
+        type("Wrong", (Elsewhere, OmniOffloadMixin), {})
+    with pytest.raises(OffloadConfigError, match=r"`class Wrong\(Pipe, Elsewhere\)`"):
+        type("Wrong", (Elsewhere, Pipe), {})
+    for bases in ((OmniOffloadMixin, Elsewhere), (Base, OmniOffloadMixin), (Part, OmniOffloadMixin, Base)):
+        type("Right", bases, {})
+    type("Right", (OmniOffloadMixin, Elsewhere), {"_execution_device": None})
+
+
 def test_a_module_pipeline(calls):
     """Of a pipeline that is a module, `__call__` and the forward inside it are one call."""
 

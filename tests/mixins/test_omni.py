@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from omni_offload import (
+    ComponentPathError,
     DiffusionParallelConfig,
     OffloadConfig,
     OffloadConfigError,
@@ -115,6 +116,15 @@ def test_what_cannot_be_honoured_raises_before_anything_moves(pipe, args, keys, 
         pipe.enable_omni_offload(*args, **{"device": "sim", **keys})
     assert backend_of(pipe) is None
     assert "forward" not in pipe.net.__dict__
+
+
+@pytest.mark.parametrize("value", [None, 5, "net", {"net"}, iter(["net"]), [None]], ids=str)
+def test_a_list_that_is_none_is_named(pipe, value):
+    """Also where it is set on the object alone."""
+    pipe._dit_modules = value
+    with pytest.raises(ComponentPathError, match=r"_dit_modules is .*; give a list of dotted paths"):
+        pipe.enable_omni_offload(device="sim")
+    assert backend_of(pipe) is None
 
 
 def test_no_accelerator_is_an_error(pipe, monkeypatch):

@@ -371,6 +371,22 @@ class TestEntryPoints:
         with pytest.raises(ComponentPathError, match=r"entry point 'vae\.stream' names a method, a generator or coroutine"):
             resolve_entry_points(pipeline, {"vae": ("stream",)})
 
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [("__call__", "a special one of Odd, which Python looks up on the class"), ("lazy", "which is a property of Odd; name a method")],
+    )
+    def test_what_no_wrapper_can_stand_in_for_is_refused(self, kit, name, hint):
+        pipeline = self._pipeline(kit)
+        pipeline.vae = type("Odd", (kit.Net,), {"lazy": property(lambda self: self.decode)})()
+        with pytest.raises(ComponentPathError, match=f"entry point 'vae.{name}' names a method, {hint}"):
+            resolve_entry_points(pipeline, {"vae": (name,)})
+
+    def test_a_call_is_a_method_of_the_class(self, kit):
+        pipeline = self._pipeline(kit)
+        pipeline.upscale = print
+        with pytest.raises(ComponentPathError, match="entry point 'upscale' names a method, which Pipe does not have"):
+            resolve_entry_points(pipeline, {"": ("upscale",)})
+
     def test_one_error_names_every_problem(self, kit):
         with pytest.raises(ComponentPathError) as caught:
             resolve_entry_points(

@@ -266,6 +266,7 @@ class TestWhatThePipelineDeclares:
             ({"_offload_entry_points": {"vae": "decode"}}, OffloadConfigError, "tuple of method names"),
             ({"_offload_entry_points": {"vae": ("decod",)}}, ComponentPathError, "'vae.decod'"),
             ({"_offload_plan": {"block_attrs": {}}}, OffloadConfigError, "_offload_plan is a dict"),
+            ({"_offload_plan": property(lambda self: self.net)}, OffloadConfigError, "_offload_plan cannot be read: 'Pipe' object has no"),
         ],
     )
     def test_wrong_declarations(self, kit, extra, error, hint):
