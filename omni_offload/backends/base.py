@@ -15,9 +15,10 @@ from omni_offload.accelerator import Accelerator, resolve_device
 from omni_offload.backends.failures import raise_error
 from omni_offload.backends.foreign import refuse_foreign_offload
 from omni_offload.config import OffloadConfig
-from omni_offload.discovery import module_at, refuse_meta
+from omni_offload.discovery import module_at
 from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.plan import ResolvedOffloadPlan, resolve_offload_plan
+from omni_offload.residency.lost import refuse_weightless
 from omni_offload.trace import OffloadReport, Recording
 
 __all__ = ["OffloadBackend", "backend_of", "manage"]
@@ -107,7 +108,7 @@ class OffloadBackend(abc.ABC):
             self._refuse_second_owner(pipeline)
             refuse_foreign_offload(pipeline)
             self._plan = plan = self._make_plan(pipeline)
-            refuse_meta({c.path: module_at(pipeline, c.path) for c in plan.components}, pipeline=pipeline)
+            refuse_weightless({c.path: module_at(pipeline, c.path) for c in plan.components}, pipeline=pipeline)
             try:
                 self._touched = True
                 self._pipeline = weakref.ref(pipeline)

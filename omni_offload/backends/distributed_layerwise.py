@@ -121,7 +121,7 @@ class DistributedLayerwiseOffloadBackend(LayerwiseOffloadBackend):
         self._gathering.agreement.run(
             "resolve the plan",
             lambda: made.append(self._check_plan(pipeline, whole(pipeline))),
-            lambda: [*str(made[0]).splitlines(), made[0].digest()],
+            lambda: [*str(made[0]).splitlines(), *made[0].lines()],
         )
         return made[0]
 

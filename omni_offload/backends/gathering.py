@@ -3,14 +3,14 @@
 import datetime as dt
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from omni_offload.accelerator import Accelerator
-from omni_offload.backends.agreement import Agreement
+from omni_offload.backends.agreement import Agreement, Message
 from omni_offload.backends.communicators import Communicators, World, backend_of_group, current_world
 from omni_offload.backends.failures import raise_error
 from omni_offload.cleanup import run_cleanup_steps
@@ -198,9 +198,14 @@ class Gathering:
             self.end(f"the ranks have gathered other blocks, or in another order: {counts}", failed=True)
         if not self.failed:
             return None
-        others = [f"; {self.agreement.name(rank)}: {m.error}" for rank, m in enumerate(messages) if m.error and rank != self.rank]
-        self.ended += "".join(others)
+        self.ended += "".join(self._reasons(messages))
         return OffloadStateError(f"{step}: {self.ended}; {_ADVICE}")
+
+    def _reasons(self, messages: Sequence[Message]) -> Iterator[str]:
+        """Yield what ranks failed with; not this one's, where that says nothing more."""
+        for rank, message in enumerate(messages):
+            if message.error and not (rank == self.rank and self.ended in message.error):
+                yield f"; {self.agreement.name(rank)}: {message.error.removesuffix(f'; {_ADVICE}')}"
 
     def close(self) -> None:
         """Gather nothing any more, and leave the communicators to the next backend of these ranks. Idempotent.

@@ -152,6 +152,10 @@ class ResolvedOffloadPlan:
         """The plan's SHA-256, in hexadecimal: equal for equal plans, on every rank."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
+    def lines(self) -> list[str]:
+        """Return every value on a line of its own, `path: value`."""
+        return [f"{name}: {value}" for name, value in _flat(self).items()]
+
     def diff(self, other: "ResolvedOffloadPlan") -> str:
         """What differs in another plan.
 

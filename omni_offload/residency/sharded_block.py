@@ -12,6 +12,7 @@ from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.errors import OffloadStateError
 from omni_offload.residency.block import BlockResidency
 from omni_offload.residency.context import ResidencyContext
+from omni_offload.residency.lost import note_lost
 from omni_offload.residency.managed import Counters, unwatched
 from omni_offload.residency.partition import Partition
 from omni_offload.residency.shards import Gatherer, Landing, Shard, padded_to_ranks, refuse_unfit
@@ -261,7 +262,9 @@ class ShardedBlock(BlockResidency):
             return
         if self._origin is not None:
             self._bind_to(self._origin)
-        elif not self._gatherer.lose(self.name):
+        elif self._gatherer.lose(self.name):
+            note_lost(shard.tensors)
+        else:
             self._origin = self._gatherer.make_whole(self.name, shard.make_whole)  # first: a binding that is cut short is done again
             self._bind_to(self._origin)
         self._follow()

@@ -5,7 +5,6 @@ chunks, and each chunk into one piece a rank: gathering a chunk writes the ranks
 keeps are its pieces, one behind the other.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
@@ -15,15 +14,11 @@ import torch
 from omni_offload.accelerator import PinnedMemory
 from omni_offload.errors import OffloadStateError
 from omni_offload.refusals import UNWATCHED_WEIGHTS
+from omni_offload.residency.contents import digest_of
 from omni_offload.residency.slots import Layout
 from omni_offload.residency.tensors import ALIGNMENT, Placement, align, view_of
 
 __all__ = ["Gatherer", "Shard", "chunks_of", "padded_to_ranks"]
-
-#: Values of 8 bytes a group that stand for its contents where ranks compare what they hold.
-_SAMPLES = 16
-_WORD = 8
-
 
 _Result = TypeVar("_Result")
 
@@ -124,7 +119,7 @@ class Shard:
         own = [(at + gatherer.rank * (size // ranks), size // ranks) for at, size in self._chunks]
         places = [home.at + offset for home in self._homes for offset in home.offsets]
         self.layout = Layout.of(zip(places, self.likes, strict=True), [*own, *self._chunks])
-        self._samples = [_sample(placement) for placement in placements]
+        self._digests = [digest_of(placement) for placement in placements]
         self._raw, self._region = hold(sum(size for _, size in own))
         self.pieces = torch.split_with_sizes(self._raw, [size for _, size in own]) if own else ()
         self._fill(placements, own)
@@ -154,11 +149,11 @@ class Shard:
                         piece[first - at : end - at].copy_(raw[first - home.at : end - home.at])
 
     def describe(self) -> Iterator[str]:
-        """Yield a line for the chunks, and for each tensor: where it lies, what it is, and for what its values are sampled."""
+        """Yield a line for the chunks, and for each tensor: where it lies, what it is, and what stands for its values."""
         yield f"chunks {self._chunks}"
-        samples = [sample for sample, home in zip(self._samples, self._homes, strict=True) for _ in home.offsets]
-        for name, at, like, sample in zip(self._names, self.layout.offsets, self.likes, samples, strict=True):
-            yield f"{name}: {like.dtype} {[*like.shape]} strides {[*like.stride()]} at {at}, values {sample}"
+        digests = [digest for digest, home in zip(self._digests, self._homes, strict=True) for _ in home.offsets]
+        for name, at, like, digest in zip(self._names, self.layout.offsets, self.likes, digests, strict=True):
+            yield f"{name}: {like.dtype} {[*like.shape]} strides {[*like.stride()]} at {at}, values {digest}"
 
     def chunks(self, targets: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Yield of every chunk this rank's piece on the host, its place on the device, and the chunk's.
@@ -201,17 +196,6 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 def _empty(like: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=like.dtype, device="cpu")
-
-
-def _sample(placement: Placement) -> str:
-    """Return what stands for a group's values: of equal values it is equal on every rank."""
-    with torch.inference_mode(mode=False):
-        raw = placement.raw()
-        last = max(raw.numel() - _WORD, 0)
-        starts = sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)})
-        words = [start + i for start in starts for i in range(min(_WORD, raw.numel()))]
-        values = raw[torch.tensor(words, dtype=torch.int64, device=raw.device)].cpu()
-    return hashlib.sha256(bytes(values.tolist())).hexdigest()[:16]
 
 
 def refuse_unfit(name: str, placements: Sequence[Placement]) -> None:

@@ -82,7 +82,7 @@ RANKS = (
     Mutant(
         "values-not-compared",
         "residency/shards.py",
-        ", values {sample}",
+        ", values {digest}",
         "",
         "ranks with other weights gather a mixture",
         (f"{_GATHERED}test_all_fail_together",),
@@ -118,6 +118,22 @@ RANKS = (
         "if any(offer in said[1:] for said in came.values())",
         "ranks gather over different communicators",
         ("tests/backends/test_meeting.py::test_a_name_of_their_own",),
+    ),
+    Mutant(
+        "lost-weights-taken-for-weights",
+        "residency/sharded_block.py",
+        "            note_lost(shard.tensors)\n",
+        "            pass\n",
+        "enabling goes well, and the call ends in an error of torch about shapes",
+        ("tests/backends/test_ranks_apart.py::test_one_rank_does_something_else",),
+    ),
+    Mutant(
+        "only-some-bytes-compared",
+        "residency/contents.py",
+        "            for at in range(0, raw.numel(), _PIECE):\n",
+        "            for at in range(0, raw.numel() // 2, _PIECE):\n                raw = raw[: raw.numel() // 2]\n",
+        "a value that differs on one rank is lost, and nobody is told",
+        ("tests/backends/test_ranks_apart.py::test_weights_that_differ_on_one_rank",),
     ),
     Mutant(
         "parts-can-be-copied",
