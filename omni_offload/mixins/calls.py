@@ -45,11 +45,17 @@ def wrap_calls(cls: type, names: Iterable[str]) -> None:
 def bound_method(cls: type, name: str, function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
     """Return what binds the method that a wrapper on a class stands for: its own function, else what the next class in line has.
 
-    An inherited method is looked up at each call, so that the wrapper changes nothing in how classes are combined.
+    An inherited method is looked up at each call, so that the wrapper changes nothing in how classes are combined; and past the class
+    that stands for this one where it was made anew, as for `__slots__`.
     """
     if name in cls.__dict__:
         return lambda self: functools.partial(function, self)
-    return lambda self: getattr(super(cls, self), name)
+    return lambda self: getattr(super(cls if isinstance(self, cls) else _made_of(cls, type(self)), self), name)
+
+
+def _made_of(cls: type, found: type) -> type:
+    """Return the class among another one's bases, or itself, that was made of a class: attrs and dataclasses make a new one of it."""
+    return next(base for base in found.__mro__ if (base.__module__, base.__qualname__) == (cls.__module__, cls.__qualname__))
 
 
 def _wrap(function: Callable[..., Any], bind: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:

@@ -1,8 +1,10 @@
 """What counts as a call."""
 
+import dataclasses
 import functools
 import inspect
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -124,6 +126,27 @@ def test_what_came_to_count_as_a_call_later(calls):
     pipe._offload_entry_points = {"": ("upscale",)}
     assert run(pipe, lambda p: p.upscale(X), calls) == [1, 1]
     assert run(pipe, lambda p: p(X), calls) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("remake", [attrs.define, dataclasses.dataclass(slots=True)], ids=["attrs", "dataclass"])
+def test_a_class_that_is_made_anew(calls, remake):
+    """What gives a class slots makes another one of it: the calls that it inherits are calls of that."""
+
+    @remake
+    class Slotted(OmniOffloadMixin, Base):
+        _dit_modules = ["net"]
+        _encoder_modules = []
+        _vae_modules = []
+        _offload_entry_points = {"": ("encode_prompt",)}
+        net: nn.Module
+
+    class Sub(Slotted):
+        pass
+
+    for cls in (Slotted, Sub):
+        calls.clear()
+        assert run(cls(Base().net), lambda p: p(X), calls) == [1]
+    assert run(Slotted(Base().net), lambda p: p.encode_prompt(X), calls) == [1, 1]
 
 
 @pytest.mark.parametrize("declared", [None, {"": "upscale"}, {"": (3,)}, {"": 3}], ids=str)
