@@ -22,8 +22,8 @@ def check_killed(told, size):
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks(tmp_path, size):
-    """Flux with its encoders gathered, beside FSDP2 (four ranks: on a mesh of 2 x 2), and Wan 2.2 with two DiTs."""
-    for rank in by_torchrun(tmp_path, size, "flux_with_encoders", "wan", "hsdp"):
+    """Flux with its encoders gathered, beside FSDP2 (four ranks: on a mesh of 2 x 2), and Wan 2.2 with two DiTs; a world that ends early."""
+    for rank in by_torchrun(tmp_path, size, "flux_with_encoders", "wan", "hsdp", *(["world_destroyed"] if size == 2 else [])):
         assert rank["flux_with_encoders"]["gathered"] == ["text_encoder", "text_encoder_2", "transformer"]
         assert rank["wan"]["gathered"] == ["transformer", "transformer_2"]
         assert rank["hsdp"]["ranks"] == 2
