@@ -56,6 +56,21 @@ def device():
     return device
 
 
+@pytest.fixture
+def nothing_left(device):
+    """A test ends with an empty device, no pinned byte and no race; what a failed test before it has left does not count."""
+    from omni_offload.testing import sim
+
+    gc.collect()
+    before = sim.allocated(0), sim.allocated(1), sim.pinned_bytes()
+    yield
+    gc.collect()
+    for index in range(2):
+        torch.accelerator.synchronize(torch.device("sim", index))
+    assert (sim.allocated(0), sim.allocated(1), sim.pinned_bytes()) == before
+    assert sim.races() == []
+
+
 @pytest.hookimpl(tryfirst=True)  # before those are left out that are marked
 def pytest_collection_modifyitems(items):
     """A test that takes each registered case in turn is exhaustive, but for a few cases and those whose turn it is with this commit."""

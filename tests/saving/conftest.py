@@ -1,6 +1,5 @@
 """Every registered case, saved, loaded and copied; after each test nothing may be left on the device, and no race."""
 
-import gc
 import types
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import torch
 from torch import nn
 
 import pipelines
-from omni_offload.testing import sim
 
 FAST = ("flux", "wan_2_2_i2v")
 """The cases of the fast suite: one of the core's rotation, one that drives its offload itself."""
@@ -106,11 +104,5 @@ def reference(kit):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(device):
-    gc.collect()
-    before = sim.allocated(), sim.pinned_bytes()
-    yield
-    gc.collect()
-    torch.accelerator.synchronize(device)
-    assert (sim.allocated(), sim.pinned_bytes()) == before
-    assert sim.races() == []
+def leaves_nothing(nothing_left):
+    """Every test here ends with an empty device, no pinned byte and no race."""
