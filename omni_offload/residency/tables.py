@@ -20,6 +20,8 @@ __all__ = ["Tables", "collect", "leaves_in"]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TABLES = ("_parameters", "_buffers", "_modules")
 _VALUES_OF = operator.methodcaller("values")
+#: Most names of tensors with one problem that a message has.
+_MOST_NAMES = 8
 #: Types of what stands in most modules.
 _USUAL = {bool, int, float, str, tuple, list, dict, set, type(None), OrderedDict}
 
@@ -104,8 +106,15 @@ def collect(modules: Mapping[str, torch.nn.Module]) -> tuple[list[Entry], Tables
             for path, module in named_modules_of(top):
                 found.add(f"{root}.{path}" if path else root, module)
     if found.problems:
-        raise OffloadConfigError("these tensors cannot be offloaded: " + "; ".join(found.problems))
+        problems = "; ".join(f"{_some_of(names)}: {problem}" for problem, names in found.problems.items())
+        raise OffloadConfigError(f"these tensors cannot be offloaded: {problems}")
     return list(found.entries.values()), Tables(found.modules.values(), list(found.wrappers.values()))
+
+
+def _some_of(names: Sequence[str]) -> str:
+    """Return names as they stand in a message: of the thousands that a model may have the first ones."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 class _Found:
@@ -115,14 +124,14 @@ class _Found:
         self.modules: dict[int, torch.nn.Module] = {}
         self.entries: dict[int, Entry] = {}
         self.wrappers: dict[int, Wrapper] = {}
-        self.problems: list[str] = []
+        self.problems: dict[str, list[str]] = {}
 
     def add(self, prefix: str, module: torch.nn.Module) -> None:
         """Look at one module, without its children."""
         if id(module) in self.modules:
             return
         if isinstance(module, torch.jit.ScriptModule):
-            self.problems.append(f"{prefix} ({type(module).__name__}): TorchScript owns its tensors; leave it unmanaged")
+            self._refuse(prefix, module, "TorchScript owns its tensors; leave it unmanaged")
             return
         self.modules[id(module)] = module
         for name, tensor, owner in _tensors(module):
@@ -132,14 +141,17 @@ class _Found:
     def _add_tensor(self, name: str, tensor: torch.Tensor, owner: torch.nn.Module | None) -> None:
         leaves, around = leaves_of(name, tensor)
         if problem := wrapper_problem(tensor, around):
-            self.problems.append(f"{name} ({type(tensor).__name__}): {problem}")
+            self._refuse(name, tensor, problem)
             return
         self.wrappers.update((id(wrapper.tensor), wrapper) for wrapper in around)
         for path, leaf in leaves:
             if id(leaf) not in self.entries:
                 if problem := _unmovable(leaf):
-                    self.problems.append(f"{path} ({type(leaf).__name__}): {problem}")
+                    self._refuse(path, leaf, problem)
                 self.entries[id(leaf)] = Entry.of(leaf, path, buffer_of=owner)
+
+    def _refuse(self, name: str, found: object, problem: str) -> None:
+        self.problems.setdefault(problem, []).append(f"{name} ({type(found).__name__})")
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.nn.Module | None]]:

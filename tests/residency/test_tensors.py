@@ -176,6 +176,15 @@ def test_everything_that_is_no_plain_memory_is_refused_in_one_error_by_name():
     assert "0 bytes, fewer than its 4 elements span" in message
 
 
+def test_many_tensors_with_one_problem_are_named_in_short():
+    """A message holds the first ones, with what to do once."""
+    module = nn.Sequential(*(nn.Linear(2, 2, bias=False, device="meta") for _ in range(10)))
+    with pytest.raises(OffloadConfigError) as caught:
+        collect({"m": module})
+    named = ", ".join(f"m.{index}.weight (Parameter)" for index in range(8))
+    assert str(caught.value).endswith(f": {named} and 2 more: it is on the meta device and has no values; load the weights first")
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_torchscript_module_is_refused_by_name():
     module = nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
