@@ -37,8 +37,10 @@ class Activation:
         """
         self.rotation.lock.acquire(self)
         if self.rotation.manages(self.member):
-            self._cached_casts = torch.is_autocast_cache_enabled()
-            torch.set_autocast_cache_enabled(False)  # what autocast makes of weights would stay on the device until its context ends
+            kind = self.rotation.accelerator.device.type
+            if torch.is_autocast_enabled(kind):  # else nothing is cast, and a compiled graph would be made anew for the switch
+                self._cached_casts = torch.is_autocast_cache_enabled()
+                torch.set_autocast_cache_enabled(False)  # what is made of weights would stay on the device until the context ends
             self.rotation.onload(self.member, self)
             return True
         self.rotation.lock.release(self)
