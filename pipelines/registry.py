@@ -168,8 +168,11 @@ def from_pipe(pipe: Any, *, pipeline_class: type | None = None) -> Any:
         pipeline_class: A class that extends the pipe's own; None: the one that is registered for it.
 
     Raises:
-        PipelineLookupError: No pipeline is registered for exactly this class, or the class that is given does not extend it.
+        PipelineLookupError: No pipeline is registered for exactly this class, the class that is given does not extend it, or it is no
+            pipeline but a class.
     """
+    if isinstance(pipe, type):
+        raise PipelineLookupError(f"from_pipe was given {_full_name(pipe)} itself; give a pipeline of that class")
     cls: Any = _registered_for(pipe) if pipeline_class is None else pipeline_class
     if not issubclass(cls, type(pipe)):
         raise PipelineLookupError(f"{_full_name(cls)} does not extend {_full_name(type(pipe))}: the pipe's own methods would be lost")

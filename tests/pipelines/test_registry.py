@@ -357,6 +357,12 @@ def test_what_is_no_type_of_weights(tmp_path, given):
             pipelines.from_pretrained(folder, **{name: given})
 
 
+def test_from_pipe_of_a_class():
+    """What is wanted is a pipeline of it."""
+    with pytest.raises(PipelineLookupError, match=r"was given .*OmniFluxPipeline itself; give a pipeline"):
+        pipelines.from_pipe(pipelines.get("flux"))
+
+
 def test_from_pipe_with_a_class_of_ones_own(upstream):
     """A class that is not registered is taken where it extends the pipe's; any other would lose the pipe's own methods."""
 
