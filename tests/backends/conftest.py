@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from omni_offload import OmniOffloadMixin
+from omni_offload import OffloadPlan, OmniOffloadMixin
 from omni_offload.testing import sim
 
 
@@ -90,6 +90,28 @@ class Pipe(OmniOffloadMixin):
         return self.vae.decode(x)
 
 
+class Streaming(Pipe):
+    """The transformer has blocks."""
+
+    _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
+
+
+class Stacked(Streaming):
+    """The transformer is what `stack` makes, half as wide as what is around it."""
+
+    stack = None
+
+    def __init__(self, *args, seed=0):
+        super().__init__(seed)
+        self.transformer = self.stack(*args).requires_grad_(False)
+
+    def __call__(self, x):
+        x = self.text_encoder(x)[:, :32]
+        for step in range(self.steps):
+            x = self.on_step(step, self.transformer(x))
+        return self.vae.decode(torch.cat([x, x], dim=1))
+
+
 class Pair(Pipe):
     """Two denoisers that alternate; the second sees what the first does."""
 
@@ -130,7 +152,17 @@ def hooks(pipe):
 def kit():
     """Classes and helpers."""
     return types.SimpleNamespace(
-        Encoder=Encoder, Transformer=Transformer, Vae=Vae, Pipe=Pipe, Pair=Pair, padded=padded, where=where, hooked=hooked, hooks=hooks
+        Encoder=Encoder,
+        Transformer=Transformer,
+        Vae=Vae,
+        Pipe=Pipe,
+        Pair=Pair,
+        Streaming=Streaming,
+        Stacked=Stacked,
+        padded=padded,
+        where=where,
+        hooked=hooked,
+        hooks=hooks,
     )
 
 

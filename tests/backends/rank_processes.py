@@ -9,9 +9,9 @@ import multiprocessing
 import os
 import time
 
+import conftest
 import torch
 import torch.distributed as dist
-from conftest import Encoder, Pipe, Transformer, Vae
 from faults import Steps, fail
 from rank_threads import leftovers, makes, same
 
@@ -26,10 +26,6 @@ LIMIT, LONG = 5.0, 60.0
 FAULTS = {"raises": fail, "is killed": lambda: os._exit(1)}
 
 DistributedLayerwiseOffloadBackend.chunk_bytes = 4096
-
-
-class _Kit:
-    Encoder, Pipe, Transformer, Vae = Encoder, Pipe, Transformer, Vae
 
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -80,7 +76,7 @@ def _rank(rank, size, store, limit, fault, at, writer):
     DistributedLayerwiseOffloadBackend.time_limit = dt.timedelta(seconds=limit)
     device = sim.install(races="record", poison=True)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=dt.timedelta(seconds=LONG))
-    make = makes(_Kit)
+    make = makes(conftest)
     pipe, plain, x = make(), make(), torch.randn(2, 64, generator=torch.Generator().manual_seed(7))
     config = OmniDiffusionConfig(
         diffusion_offload_config={"mode": "layer", "layer_options": {"dit": {"weight_transfer": "allgather"}}},

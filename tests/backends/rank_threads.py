@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from omni_offload import OffloadPlan
 from omni_offload.backends import base, distributed_layerwise, gathering
 from omni_offload.backends.communicators import World
 from omni_offload.backends.distributed_layerwise import DistributedLayerwiseOffloadBackend
@@ -54,18 +53,8 @@ class Stack(nn.Module):
 def makes(kit):
     """Return what makes the pipeline: a text encoder, a DiT and a VAE, always with equal weights."""
 
-    class Gathered(kit.Pipe):
-        _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
-
-        def __init__(self, depth=5, seed=0):
-            super().__init__(seed)
-            self.transformer = Stack(depth).requires_grad_(False)
-
-        def __call__(self, x):
-            x = self.text_encoder(x)[:, :32]
-            for step in range(self.steps):
-                x = self.on_step(step, self.transformer(x))
-            return self.vae.decode(torch.cat([x, x], dim=1))
+    class Gathered(kit.Stacked):
+        stack = Stack
 
     lock = threading.Lock()
 

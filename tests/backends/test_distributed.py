@@ -25,10 +25,7 @@ from omni_offload.errors import OffloadConfigError, OffloadStateError
 def make(kit):
     """Make a pipeline whose DiT and text encoder have blocks."""
 
-    class Streaming(kit.Pipe):
-        _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
-
-    return Streaming
+    return kit.Streaming
 
 
 def config(transfer="allgather", *, size=1, **fields):

@@ -55,18 +55,8 @@ class Stack(nn.Module):
 def make(kit):
     """Make the streaming pipeline."""
 
-    class Streaming(kit.Pipe):
-        _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
-
-        def __init__(self, depth=5, seed=0):
-            super().__init__(seed)
-            self.transformer = Stack(depth).requires_grad_(False)
-
-        def __call__(self, x):
-            x = self.text_encoder(x)[:, :32]
-            for step in range(self.steps):
-                x = self.on_step(step, self.transformer(x))
-            return self.vae.decode(torch.cat([x, x], dim=1))
+    class Streaming(kit.Stacked):
+        stack = Stack
 
     return Streaming
 

@@ -20,7 +20,6 @@ from omni_offload import (
     DLOTransfer,
     LayerOptions,
     OffloadConfig,
-    OffloadPlan,
     OffloadStrategy,
     get_offload_backend,
     resolve_offload_plan,
@@ -35,10 +34,7 @@ from omni_offload.errors import OffloadConfigError
 def make(kit):
     """Make a pipeline whose DiT has blocks."""
 
-    class Streaming(kit.Pipe):
-        _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
-
-    return Streaming
+    return kit.Streaming
 
 
 @pytest.fixture

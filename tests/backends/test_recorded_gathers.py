@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from omni_offload import OffloadPlan
 from omni_offload.accelerator import Accelerator
 from omni_offload.backends import communicators, gathering
 from omni_offload.backends.distributed_layerwise import DistributedLayerwiseOffloadBackend
@@ -43,10 +42,7 @@ def world(request, device, monkeypatch):
 def pipe(kit):
     """A pipeline whose transformer can stream."""
 
-    class Streaming(kit.Pipe):
-        _offload_plan = OffloadPlan(block_attrs={"transformer": ("blocks",)})
-
-    return Streaming()
+    return kit.Streaming()
 
 
 def _recorded(pipe, x, device):
