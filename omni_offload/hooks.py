@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from omni_offload.errors import OffloadStateError
-from omni_offload.wrappers import LeftOutOfCopies, MethodWrapper, StateWithoutHooks
+from omni_offload.wrappers import CALLS, LeftOutOfCopies, MethodWrapper, StateWithoutHooks
 
 __all__ = ["HookRegistry", "ModelHook", "generator_kind"]
 
@@ -137,6 +137,18 @@ class HookRegistry(LeftOutOfCopies):
             if not self._hooks and module is not None and module.__dict__.get(_REGISTRY) is self:
                 StateWithoutHooks.remove(module)
                 del module.__dict__[_REGISTRY]
+
+    def surrounds(self, method: str) -> bool:
+        """Whether a call of a method runs its hooks: not where something was put in the place of the wrapper, or it was taken out."""
+        wrapper = self._wrappers.get(method)
+        return wrapper is not None and wrapper.stands()
+
+    def mend(self) -> None:
+        """Run the hooks around what was put in the place of wrapped methods, too. No hooked method runs now."""
+        module = self._get_module()
+        for method in [method for method in self._wrappers if not (method in CALLS or self.surrounds(method))]:
+            self._wrappers[method].retire()  # what has captured it runs on without hooks
+            self._wrappers[method] = module.__dict__[method] = MethodWrapper(self.run, module, method)
 
     def get_hook(self, name: str) -> ModelHook | None:
         """Return the hook of that name, or None."""

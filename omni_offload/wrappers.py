@@ -14,12 +14,13 @@ import torch
 from omni_offload.compiler import Compiler, call_compiled, left_alone, switch_off, switch_on
 from omni_offload.errors import OffloadStateError
 
-__all__ = ["COMPILED", "DISPATCH", "LeftOutOfCopies", "MethodWrapper", "StateWithoutHooks"]
+__all__ = ["CALLS", "COMPILED", "DISPATCH", "LeftOutOfCopies", "MethodWrapper", "StateWithoutHooks"]
 
 #: What a module's call goes through (it runs the torch hooks of users around `forward`), and what stands for it once the module is
 #: compiled.
 DISPATCH, COMPILED = "_call_impl", "_compiled_call_impl"
-_CALLS = frozenset({DISPATCH, COMPILED})
+#: What a call of a module goes through before `forward`.
+CALLS = frozenset({DISPATCH, COMPILED})
 
 _MISSING = object()
 _GETSTATE = "__getstate__"
@@ -79,12 +80,12 @@ class MethodWrapper:
         module, original = self._find()
         if self._run is None:
             return call_compiled(compiler, original, *args, **kwargs)
-        method = "forward" if self.method in _CALLS else self.method
+        method = "forward" if self.method in CALLS else self.method
         return self._run(module, method, functools.partial(self._call_bare, module, compiler, original), args, kwargs)
 
     def _call_bare(self, module: torch.nn.Module, compiler: Compiler, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the method with the compiler on; a compiled call sees the module without the wrapper of `forward`, and is one graph."""
-        forward = module.__dict__.get("forward") if self.method in _CALLS else None
+        forward = module.__dict__.get("forward") if self.method in CALLS else None
         if not isinstance(forward, MethodWrapper):
             return call_compiled(compiler, original, *args, **kwargs)
         use = object()
@@ -93,6 +94,11 @@ class MethodWrapper:
             return call_compiled(compiler, original, *args, **kwargs)
         finally:
             forward.come_back(use)
+
+    def stands(self) -> bool:
+        """Whether a call of the method runs it: it is where it was put, or aside for a use that goes on."""
+        module = self._module()
+        return bool(self._aside) or (module is not None and module.__dict__.get(self.method) is self)
 
     def step_aside(self, use: object) -> None:
         """Take the wrapper out of the module's `__dict__`, until every use that asked for it is over."""

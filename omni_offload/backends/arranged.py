@@ -12,6 +12,7 @@ from omni_offload.residency import BlockResidency, ModuleResidency, Partition, S
 from omni_offload.residency.group import Group
 from omni_offload.residency.managed import unwatched
 from omni_offload.residency.tables import collect, leaves_in
+from omni_offload.residency.tensors import Entry
 
 __all__ = ["ArrangedResidency"]
 
@@ -26,23 +27,24 @@ class ArrangedResidency(ModuleResidency):
     """
 
     timed_passes: ClassVar[int] = 3
-    blocks: Sequence[BlockResidency]
+    blocks: Sequence[BlockResidency] = ()
     ring: BlockRing
     _partition: Partition
     _slots: int
     _choice: ResidentChoice
-    _filled: int | None = None
+    _filled: tuple[int, ...] | None = None
     _reselects = False
     _unsettled = False
     _times = False
     _declined = False
 
-    def arrange(self, *, number: int | None, limit: int | None, leading: bool = False, if_better: bool = False) -> None:
+    def arrange(self, *, number: int | None, limit: int | None, beside: int = 0, leading: bool = False, if_better: bool = False) -> None:
         """Choose the resident blocks; they join the rest. No block runs; nothing is moved but copies on the device are let go.
 
         Args:
             number: How many; None: as many as `limit` allows, none without one.
             limit: Device bytes of the whole component; None: no limit.
+            beside: Bytes that its slots take at the least, as others need them.
             leading: Take the first blocks.
             if_better: Only if others are worth their copies; everything else stays where it is then.
 
@@ -52,19 +54,18 @@ class ArrangedResidency(ModuleResidency):
         if self._unsettled and self._groups is not None:
             self._keep(self._partition.residents)  # first, so that what is counted is where it is said to be
         sizes, present = self._partition.sizes, self._partition.residents
-        rest = super().padded_bytes - sum(sizes[index] for index in present)
-        room = None if limit is None else limit - rest
+        room = None if limit is None else limit - self._bytes_in_use[0]
         try:
             if if_better:
-                found = self._choice.choose_better(sizes, present, number=number, nbytes=room, held=self.fetched)
+                found = self._choice.choose_better(sizes, present, number=number, nbytes=room, beside=beside, held=self.fetched)
             else:
-                found = self._choice.choose(sizes, number=number, nbytes=room, leading=leading)
+                found = self._choice.choose(sizes, number=number, nbytes=room, beside=beside, leading=leading)
         except ValueError as error:
             raise OffloadConfigError(f"component {self.name!r} cannot stream with {number} resident blocks: {error}") from error
         self._declined = found is None and self.fetched  # once nothing is there to be copied again it may be worth it
         if found is None:
             return
-        self._filled = self.host_bytes if limit is not None and number is None else None
+        self._filled = self._bytes_in_use if limit is not None and number is None else None
         if self._groups is None or present != found or self._unsettled:
             self._unsettled = True  # until it is done, also where an interrupt comes between
             self._exchange(found) if if_better else self._keep(found)
@@ -97,8 +98,14 @@ class ArrangedResidency(ModuleResidency):
 
     @property
     def resized(self) -> bool:
-        """Whether the residents were chosen to fill a budget, and the component's size has changed since; or a choice was cut short."""
-        return self._unsettled or (self._filled is not None and self._filled != self.host_bytes)
+        """Whether the residents were chosen to fill a budget, and a block's size or the rest's has changed; or a choice was cut short."""
+        return self._unsettled or (self._filled is not None and self._filled != self._bytes_in_use)
+
+    @property
+    def _bytes_in_use(self) -> tuple[int, ...]:
+        """Device bytes of the rest without residents, and of every block."""
+        sizes = self._partition.sizes
+        return super().padded_bytes - sum(sizes[index] for index in self._partition.residents), *sizes
 
     def _keep(self, residents: Collection[int]) -> None:
         self.drop()
@@ -108,12 +115,16 @@ class ArrangedResidency(ModuleResidency):
             self._measure()
         else:
             with self._lock, unwatched():
-                self._partition.update(collect(self._modules)[0])
+                self._find_homes(collect(self._modules)[0])
                 for block in self.blocks:
                     if block.index not in residents:  # first: what nobody has for a moment would lose its master
                         block.reselect()
                 self._regroup()
         self._reselect()
+
+    def _find_homes(self, entries: Sequence[Entry]) -> None:
+        """Find what travels with which block; what other components have, too, is the rest's."""
+        self._partition.update(entries, self._context.entries_beside({self, *self.blocks}))
 
     def _exchange(self, residents: Collection[int]) -> None:
         """Let some residents leave and others come; all other weights stay where they are. Who comes is fetched with the rest."""
@@ -124,7 +135,7 @@ class ArrangedResidency(ModuleResidency):
             for block in coming:
                 block.forget_slots()
             self._partition.keep(residents)
-            self._partition.update(collect(self._modules)[0])
+            self._find_homes(collect(self._modules)[0])
             for block in leaving:  # first, as above
                 block.reselect()
             self._regroup()

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from omni_offload.backends.entry import EntryHook, has_torch_hooks
+from omni_offload.backends.entry import EntryHook, is_use
 from omni_offload.backends.owners import Member
 from omni_offload.backends.rotation import Rotation
 from omni_offload.backends.streamed import StreamedResidency
-from omni_offload.wrappers import DISPATCH
 
 __all__ = ["BlockHook", "block_hooks"]
 
@@ -39,7 +38,7 @@ class BlockHook(EntryHook):
         self, module: torch.nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._entered.append(None)
-        if method == DISPATCH and not has_torch_hooks(module):
+        if not is_use(module, method):
             return args, kwargs
         thread = threading.get_ident()
         outside = all(activation.thread != thread for activation in self._member.owner.active)

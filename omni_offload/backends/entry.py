@@ -24,13 +24,17 @@ from omni_offload.errors import ComponentPathError, OffloadStateError
 from omni_offload.hooks import HookRegistry, ModelHook
 from omni_offload.wrappers import COMPILED, DISPATCH
 
-__all__ = ["EntryHook", "EntryHooks", "has_torch_hooks"]
+__all__ = ["EntryHook", "EntryHooks", "is_use"]
 
 
-def has_torch_hooks(module: torch.nn.Module) -> bool:
-    """Whether torch hooks of users run around the module's `forward`."""
-    state = module.__dict__
-    return bool(state["_forward_hooks"] or state["_forward_pre_hooks"] or _has_any_global_hook())  # type: ignore[no-untyped-call]  # torch's own
+def is_use(module: torch.nn.Module, method: str) -> bool:
+    """Whether a method that is entered begins a use: of a call, only where torch hooks of users run in it, or another `forward`."""
+    if method != DISPATCH:
+        return True
+    state, registry = module.__dict__, HookRegistry.find(module)
+    if state["_forward_hooks"] or state["_forward_pre_hooks"] or _has_any_global_hook():  # type: ignore[no-untyped-call]  # torch's own
+        return True
+    return registry is not None and not registry.surrounds("forward")
 
 
 #: Gives path, module and hook of every block of a component that streams.
@@ -55,7 +59,7 @@ class EntryHook(ModelHook):
         self, module: torch.nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._stack.append(None)
-        if (method == DISPATCH and not has_torch_hooks(module)) or self._handled_elsewhere():
+        if not is_use(module, method) or self._handled_elsewhere():
             return args, kwargs
         self._refuse_autograd(module, "forward" if method == DISPATCH else method, (args, kwargs))
         device = self._rotation.accelerator.device
@@ -169,6 +173,11 @@ class EntryHooks:
         """Hook the components as they are now."""
         raise_error(self.remove())
         self.install()
+
+    def mend(self) -> None:
+        """Hook what was put in the place of hooked methods. Nothing runs now."""
+        for module, _ in self._hooked:
+            HookRegistry.get_or_create(module).mend()
 
     def remove(self) -> BaseException | None:
         """Remove every hook. Idempotent; returns the first failure, after every step ran."""

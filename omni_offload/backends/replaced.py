@@ -24,6 +24,9 @@ class Hooks(Protocol):
     def renew(self) -> None:
         """Hook the components as they are now."""
 
+    def mend(self) -> None:
+        """Hook what was put in the place of hooked methods."""
+
     def remove(self) -> BaseException | None:
         """Remove every hook; returns the first failure."""
 

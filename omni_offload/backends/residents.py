@@ -44,7 +44,7 @@ class ResidentChoice:
         self.timed = timed
         return True
 
-    def choose(self, sizes: Sequence[int], *, number: int | None, nbytes: int | None, leading: bool) -> frozenset[int]:
+    def choose(self, sizes: Sequence[int], *, number: int | None, nbytes: int | None, leading: bool, beside: int = 0) -> frozenset[int]:
         """Return the residents.
 
         Args:
@@ -52,18 +52,20 @@ class ResidentChoice:
             number: How many; None: as many as `nbytes` allows, none without it.
             nbytes: Most device bytes of residents and slots together; None: no limit.
             leading: Take the first blocks.
+            beside: Bytes that the slots take at the least, as others need them.
 
         Raises:
             ValueError: So many do not fit.
         """
-        order, costs = self._costs(sizes, number=number, nbytes=nbytes)
-        if nbytes is not None and number is None and nbytes < least_bytes(costs, self._slots):
+        order, costs = self._costs(sizes, number=number, nbytes=nbytes, beside=beside)
+        if nbytes is not None and number is None and nbytes < least_bytes(costs, self._slots, beside=beside):
             return frozenset()  # what does not fit is said where all budgets are checked
-        found = choose_residents(costs, self._slots, number=number, nbytes=None if number == 0 else nbytes, leading=leading)
+        limit = None if number == 0 else nbytes
+        found = choose_residents(costs, self._slots, number=number, nbytes=limit, leading=leading, beside=beside)
         return frozenset(order[place] for place in found.residents)
 
-    def choose_better(
-        self, sizes: Sequence[int], residents: Collection[int], *, number: int | None, nbytes: int | None, held: bool
+    def choose_better(  # noqa: PLR0913  (each bounds the choice)
+        self, sizes: Sequence[int], residents: Collection[int], *, number: int | None, nbytes: int | None, held: bool, beside: int = 0
     ) -> frozenset[int] | None:
         """Return other residents that are worth their copies; None: there are none.
 
@@ -73,9 +75,10 @@ class ResidentChoice:
             number: As for `choose`.
             nbytes: As for `choose`.
             held: Whether these are on the device; else nothing is lost by others.
+            beside: As for `choose`.
         """
-        order, costs = self._costs(sizes, number=number, nbytes=nbytes)
-        present = Placement.of(costs, [place for place, index in enumerate(order) if index in residents], self._slots)
+        order, costs = self._costs(sizes, number=number, nbytes=nbytes, beside=beside)
+        present = Placement.of(costs, [place for place, index in enumerate(order) if index in residents], self._slots, beside=beside)
         before = step_time(costs, present.residents, self._slots)
         if before <= (1 + _WORTH) * bound(costs, range(len(costs))) or (nbytes is not None and present.device_bytes > nbytes):
             return None  # what does not fit any more is said where room is made
@@ -84,11 +87,13 @@ class ResidentChoice:
             return None
         return frozenset(order[place] for place in found.residents)
 
-    def _costs(self, sizes: Sequence[int], *, number: int | None, nbytes: int | None) -> tuple[Sequence[int], Sequence[BlockCost]]:
+    def _costs(
+        self, sizes: Sequence[int], *, number: int | None, nbytes: int | None, beside: int = 0
+    ) -> tuple[Sequence[int], Sequence[BlockCost]]:
         """Return the blocks in the order in which they run, as far as it is known, and what each costs."""
         timed = self.timed
         if timed is None:
-            costs = assumed_costs(sizes, self._slots, number=number, nbytes=nbytes)
+            costs = assumed_costs(sizes, self._slots, number=number, nbytes=nbytes, beside=beside)
             return range(len(sizes)), costs if self._overlaps else [attrs.evolve(cost, compute=0.0) for cost in costs]
         uses = Counter(timed.sequence)
         copies = [timed.seconds_per_byte * size for size in sizes]

@@ -70,11 +70,17 @@ class Room:
             )
 
     def left_for(self, member: Member) -> int | None:
-        """Return the device bytes that a component may take beside what stays and what moves with it; None: no budget."""
+        """Return the device bytes that a component may take, all slots included, beside what stays and moves with it; None: no budget."""
         if self._budget is None:
             return None
         others = {one.name: one for one in (*self.companions(member)[1:], *(m for m in self._members.values() if m.stays))}
-        return self._budget - _padded(list(others.values()))
+        return self._budget - _padded(list(others.values())) + self.slots_beside(member)
+
+    def slots_beside(self, member: Member) -> int:
+        """Return the bytes that a component's slots take at the least: as many as what moves with it needs, which has them in common."""
+        pool = member.owner.context.slots
+        others = (one.owner.residency for one in self.companions(member)[1:])
+        return max((one.pool_bytes for one in others if isinstance(one, StreamedResidency) and one.pool is pool), default=0)
 
     def make(self, group: Sequence[Member]) -> None:
         """Evict idle components until a group fits: all without a budget, else the least recently used first, then what is fetched ahead.

@@ -110,6 +110,7 @@ class Rotation:
             residency.arrange(
                 number=member.planned.resident_layers,
                 limit=self.room.left_for(member),
+                beside=self.room.slots_beside(member),
                 leading=options.resident_placement is ResidentPlacement.LEADING,
                 if_better=if_better,
             )
@@ -279,6 +280,7 @@ class Rotation:
         self.room.order.begin()
         if self.hooks is not None:
             take_in_components(self, self.hooks)
+            self.hooks.mend()
         for member in self.members.values():
             if member.stays:
                 self.renew(member)

@@ -57,7 +57,7 @@ class StreamedResidency(ArrangedResidency):
     @override
     def _select(self, entries: list[Entry]) -> list[Entry]:
         with unwatched():
-            self._partition.update(entries)
+            self._find_homes(entries)
         return self._partition.of_rest(entries)
 
     def idle_blocks(self) -> Iterator[OnHost]:
@@ -145,10 +145,17 @@ class StreamedResidency(ArrangedResidency):
     def validate(self, *, thorough: bool = False) -> bool:
         self._context.host.refuse_changed()
         changed = super().validate(thorough=thorough)  # of the tables of the blocks too
+        strayed = [block.strayed() for block in self.blocks]  # of them all: one may refuse
+        if any(strayed) and not changed and not self._in_use():
+            with self._lock, unwatched():
+                self._regroup()  # whose bytes are whose may have changed
         if changed or self._reselects:
             self._reselect()
             return True
-        return sum(block.renew() for block in self.blocks) > 0
+        return False
+
+    def _in_use(self) -> bool:
+        return bool(self.ring.running) or any(self in group.bound for group in self._groups or ())
 
     @override
     def _regroup(self, *, pin_from: int | None = LATE_PIN_BYTES) -> None:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from omni_offload.discovery import managed_weights_of
 
-__all__ = ["has_address", "plain_tensors", "weight_bytes"]
+__all__ = ["has_address", "plain_tensors", "span_of", "weight_bytes"]
 
 
 def weight_bytes(module: nn.Module) -> int:
@@ -33,15 +33,19 @@ def weight_bytes(module: nn.Module) -> int:
         if not has_address(tensor):
             total += tensor.numel() * tensor.element_size()
         elif tensor.numel():
-            start = tensor.data_ptr()
-            last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-            spans.setdefault(tensor.device, []).append((start, start + (last + 1) * tensor.element_size()))
+            spans.setdefault(tensor.device, []).append(span_of(tensor))
     for found in spans.values():
         reached = 0
         for start, end in sorted(found):
             total += max(end - max(start, reached), 0)
             reached = max(reached, end)
     return total
+
+
+def span_of(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first byte and of the byte after its last; it has an address, and is not empty."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def has_address(tensor: Tensor) -> bool:

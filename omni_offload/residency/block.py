@@ -87,16 +87,14 @@ class BlockResidency(ModuleResidency):
             self._bundle.part()
             self._bundle = None
 
-    def renew(self) -> bool:
-        """Group the tensors anew if one was moved to other memory, or its bytes became another's too; returns whether."""
+    def strayed(self) -> bool:
+        """Whether a tensor was moved to other memory since they were grouped, or its bytes are another residency's too."""
         with self._lock, unwatched():
             bundle = self._bundle
-            if bundle is None or not bundle.formed:
-                return self.validate()
-            if bundle.bound or bundle.intact():
-                return False
-            self._regroup()
-            return True
+            if bundle is not None and bundle.formed:
+                return not (bundle.bound or bundle.intact())
+            groups = self._groups or ()
+            return not any(self in group.bound for group in groups) and (any(len(group.users) > 1 for group in groups) or self._moved())
 
     def take_in(self) -> None:
         """Group the tensors anew, out of the slot, if one was moved to other memory since the pass began: by a cast within a call."""
@@ -121,7 +119,11 @@ class BlockResidency(ModuleResidency):
         with self._lock, unwatched():
             if self._bundle is not None and self._bundle.formed:
                 return self._bundle.current()
-            return self.slot is not None and all(group.current() for group in self._groups or ())
+            return self._in_place() and all(group.bound or group.current() for group in self._groups or ())
+
+    def _in_place(self) -> bool:
+        """Whether every group has room on the device: in the slot, or where another residency holds it."""
+        return self.slot is not None and all(group.room_beside(self.slot) for group in self._groups or ())
 
     def check(self) -> None:
         """Count the device copy as stale if the masters were edited in a way that no version counter tells. Once a pass."""
@@ -133,7 +135,9 @@ class BlockResidency(ModuleResidency):
         """Queue the copy of the weights into a slot, after all that runs on what was in it; the host does not block (pinned masters)."""
         with self._lock, unwatched():
             groups = self._groups or []
-            if self.slot is not slot or self._moved_in is not groups:
+            if self._bundle is not None and not self._bundle.formed:
+                self._part()  # another residency knows one of them since
+            if self.slot is not slot or self._moved_in is not groups or not (self._bundle or self._in_place()):
                 self.leave()
                 self.slot, slot.tenant = slot, self
                 self._move_in(slot, groups)
@@ -142,7 +146,7 @@ class BlockResidency(ModuleResidency):
             if self._bundle is not None:
                 self.counters.bytes_in += self._bundle.copy_in(slot, self._context)
             else:
-                self.counters.bytes_in += copy_in(groups, self._accelerator, self._context)
+                self.counters.bytes_in += copy_in([group for group in groups if not group.bound], self._accelerator, self._context)
 
     def _move_in(self, slot: Slot, groups: Sequence[Group]) -> None:
         if self._bundle is None and self._one_by_one is not groups and Bundle.fits(groups, self):
@@ -155,7 +159,8 @@ class BlockResidency(ModuleResidency):
             if known is not groups:
                 copies = self._make_copies(slot, groups)
             for group, copy in zip(groups, copies, strict=True):
-                group.copy = copy
+                if not group.room_beside(slot):
+                    group.copy = copy
                 group.hold(self)
         self._moved_in = groups
 

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 import attrs
@@ -144,6 +144,11 @@ class ResidencyContext:
         """Return the groups that some tensors are in now, complete or not."""
         found = (self._groups.get(id(entry.tensor)) for entry in entries)
         return list(dict.fromkeys(group for group in found if group is not None))
+
+    def entries_beside(self, residencies: Collection[object]) -> list[Entry]:
+        """Return the tensors, and those that share bytes with them, that others than some residencies use."""
+        groups = {group for group in self._groups.values() if not group.users.issubset(residencies)}
+        return [entry for group in groups for entry in group.entries]
 
     def manages(self, entries: Iterable[Entry]) -> bool:
         """Whether all of some tensors are claimed, by these very entries."""

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import attrs
 import torch
@@ -22,7 +23,10 @@ class DeviceBuffer:
         ready: Fires when the last copy into it has landed; every stream that uses it waits for it.
         uses: Per stream, the event after its last use; the copy stream waits for them before the bytes are written or freed.
         thinned: Whether a part was given back, and the memory is held for the others.
+        passing: Whether it is a slot: what lies there is overwritten when its tenant leaves, whoever else knows it.
     """
+
+    passing: ClassVar[bool] = False
 
     def __init__(self, accelerator: Accelerator, nbytes: int, meter: ByteMeter) -> None:
         self.accelerator = accelerator

@@ -175,6 +175,10 @@ class Group:
         """Whether the group has room on the device, filled or not."""
         return self.copy is not None and self.copy.buffer.raw is not None
 
+    def room_beside(self, slot: DeviceBuffer | None) -> bool:
+        """Whether the group has room on the device that lasts: none in a slot but a given one, unless it is in use there."""
+        return self.placed and self.copy is not None and (self.copy.buffer is slot or not self.copy.buffer.passing or bool(self.bound))
+
     def place(self, buffer: DeviceBuffer, offset: int) -> None:
         """Give the group room on the device; its bytes are not there yet."""
         self.copy = DeviceCopy(buffer.take(self, offset, self.nbytes), buffer, offset)

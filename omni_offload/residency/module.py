@@ -133,6 +133,8 @@ class ModuleResidency(ManagedTensors):
         for group in groups:
             if group.copy is not None and group.copy.buffer.thinned and not group.bound:
                 group.drop(self)  # what is held for tensors that are gone is room that was counted as free
+            if not group.room_beside(None):
+                group.copy = None  # a block's slot is filled with another block
             group.hold(self)
         missing = [group for group in groups if not group.placed]
         stale = [group for group in groups if not group.bound and not group.current()]  # the missing ones among them

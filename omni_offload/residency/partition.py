@@ -18,8 +18,8 @@ _SMALL_BUFFER = 1 << 20
 class Partition:
     """The home of every tensor of a component: a streamed block, or the rest.
 
-    A block's are the tensors that no other block and nothing outside of the blocks has, nor shares bytes with. Small buffers,
-    resident blocks, and what is declared to stay are the rest's.
+    A block's are the tensors that no other block and nothing outside of the blocks has, nor shares bytes with, nor another
+    component. Small buffers, resident blocks, and what is declared to stay are the rest's.
 
     Attributes:
         component: The component.
@@ -70,18 +70,23 @@ class Partition:
         """Note that the tensors of a block have their bytes again. Idempotent."""
         self._away.pop(index, None)
 
-    def update(self, entries: Sequence[Entry]) -> None:
+    def update(self, entries: Sequence[Entry], others: Iterable[Entry] = ()) -> None:
         """Find every tensor's home.
 
         Args:
             entries: All tensors of the component.
+            others: Those of other components.
         """
         away = {id(tensor): index for index, (_, tensors) in self._away.items() for tensor in tensors}
         having = self._having()
+        foreign = {id(entry.tensor): entry for entry in others}
         homes = away.copy()
         sizes = [0] * len(self.blocks)
-        for placement in group_by_bytes(entry for entry in entries if id(entry.tensor) not in away):
-            found = {home for entry in placement.entries for home in having[id(entry.tensor)]}
+        own = {id(entry.tensor): entry for entry in entries if id(entry.tensor) not in away}
+        for placement in group_by_bytes((foreign | own).values(), touching=own.keys()):
+            found = {home for entry in placement.entries for home in having.get(id(entry.tensor), ())}
+            if any(id(entry.tensor) in foreign for entry in placement.entries):
+                continue
             small = placement.nbytes <= _SMALL_BUFFER and all(entry.buffer_of is not None for entry in placement.entries)
             home = found.pop() if len(found) == 1 else -1
             if home >= 0 and not small:

@@ -128,7 +128,7 @@ class ShardedBlock(BlockResidency):
     # ---- change ------------------------------------------------------------------------------------------------------------
 
     @override
-    def renew(self) -> bool:
+    def strayed(self) -> bool:
         self._refuse_edits()
         return False
 

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 import torch
@@ -58,6 +58,8 @@ class Slot(DeviceBuffer):
         tenant: The block whose weights lie in it, or are on their way.
         views: Of each layout that was bound in it; made once, so that nothing is made in steady state.
     """
+
+    passing: ClassVar[bool] = True
 
     def __init__(self, accelerator: Accelerator, nbytes: int, meter: ByteMeter) -> None:
         self.tenant: BlockResidency | None = None

@@ -50,15 +50,17 @@ class Placement:
         slots: Device buffers for the streamed ones; 0 where none streams.
         slot_bytes: Bytes of one slot: the largest streamed block's.
         resident_bytes: Bytes of the residents.
+        beside: Bytes that the slots take at the least, as others need them.
     """
 
     residents: tuple[int, ...]
     slots: int
     slot_bytes: int
     resident_bytes: int
+    beside: int = 0
 
     @classmethod
-    def of(cls, costs: Sequence[BlockCost], residents: Collection[int], slots: int) -> "Placement":
+    def of(cls, costs: Sequence[BlockCost], residents: Collection[int], slots: int, *, beside: int = 0) -> "Placement":
         """Return the placement of some residents, with up to so many slots for the other blocks."""
         kept = set(residents)
         streamed = [cost.nbytes for index, cost in enumerate(costs) if index not in kept]
@@ -67,12 +69,13 @@ class Placement:
             slots=min(slots, len(streamed)),
             slot_bytes=max(streamed, default=0),
             resident_bytes=sum(costs[index].nbytes for index in kept),
+            beside=beside,
         )
 
     @property
     def device_bytes(self) -> int:
         """Device bytes of residents and slots together."""
-        return self.resident_bytes + self.slots * self.slot_bytes
+        return self.resident_bytes + max(self.slots * self.slot_bytes, self.beside)
 
 
 def bound(costs: Sequence[BlockCost], residents: Collection[int]) -> float:

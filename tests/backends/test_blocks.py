@@ -196,6 +196,35 @@ def test_a_second_residency_that_knows_a_weight(stream, bound):
     other.restore()
 
 
+def test_a_second_residency_has_room_of_its_own(stream):
+    """What it fetched is not in a slot, which other blocks are copied into; the block that has the weight uses that room as well."""
+    residency = stream()
+    (stack,) = residency.modules
+    with torch.no_grad():
+        run(residency, Y)
+        residency.validate()
+        residency.fetch(validated=True)  # the first block waits in a slot
+        others = [ModuleResidency(stack.blocks[index].up, residency.device, context=residency._context) for index in (0, 4)]
+        for other in others:
+            other.fetch()
+        residency.bind()
+        y = stack.embed(Y.to(residency.device))
+        for index, block in enumerate(stack.blocks):
+            residency.ring.enter(index)
+            y = block(y)
+            residency.ring.leave(index)
+        residency.unbind()
+        assert torch.equal(y.cpu(), Stack()(Y))
+        for other, index in zip(others, (0, 4), strict=True):
+            other.bind()
+            assert torch.equal(stack.blocks[index].up.weight.cpu(), Stack().blocks[index].up.weight)
+            other.offload()
+        assert torch.equal(run(residency, Y), Stack()(Y))
+    residency.restore()
+    for other in others:
+        other.restore()
+
+
 def test_refresh_of_what_waits_in_a_slot(stream):
     """After `forget_copies` every block is copied again, and stays one."""
     residency = stream(Stack(3))

@@ -957,7 +957,7 @@ def test_a_block_before_and_after(make, ranks, device):
     block = ShardedBlock(Partition(pipe.transformer, blocks), 3, context, Counters(), kept)
     with pytest.raises(RuntimeError, match=r"blocks\.3 is whole"):
         block.fetch_into(context.slots.make_extra(1 << 16))
-    assert not block.renew()
+    assert not block.strayed()
     block.restore()
     block.prepare(keep_origin=True)
     block.prepare()

@@ -293,7 +293,7 @@ LAYERS = (
     Mutant(
         "new-weights-not-moved-in",
         "residency/block.py",
-        "if self.slot is not slot or self._moved_in is not groups:",
+        "if self.slot is not slot or self._moved_in is not groups or not (self._bundle or self._in_place()):",
         "if self.slot is not slot:",
         "a block whose weights were replaced is copied as it was",
         (f"{_RING}test_edits_of_every_kind_are_seen_in_every_place", f"{_RING}test_weights_written_on_the_device_come_back"),
@@ -301,8 +301,8 @@ LAYERS = (
     Mutant(
         "moved-weights-of-blocks-not-looked-at",
         "backends/streamed.py",
-        "        return sum(block.renew() for block in self.blocks) > 0\n",
-        "        return False\n",
+        "if any(strayed) and not changed and not self._in_use():",
+        "if False:",
         "weights of a block that were cast or assigned are not taken in",
         (f"{_RING}test_slots_grow_with_the_blocks",),
     ),
@@ -351,7 +351,7 @@ LAYERS = (
     Mutant(
         "budget-without-the-rest",
         "backends/arranged.py",
-        "room = None if limit is None else limit - rest",
+        "room = None if limit is None else limit - self._bytes_in_use[0]",
         "room = None if limit is None else limit",
         "so many blocks stay that the rest is beyond the budget",
         (f"{_RESIDENTS}test_every_budget_is_filled_and_kept",),
@@ -367,7 +367,7 @@ LAYERS = (
     Mutant(
         "residents-not-chosen-anew",
         "backends/arranged.py",
-        "(self._filled is not None and self._filled != self.host_bytes)",
+        "(self._filled is not None and self._filled != self._bytes_in_use)",
         "False",
         "under a budget an adapter is refused although fewer residents would do",
         (f"{_RESIDENTS}test_an_adapter_takes_the_room_of_residents",),
