@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rank_threads import GATHER, Ranks, kept, leftovers, makes, ring, same
 from torch import nn
 
-from omni_offload import ModuleResidency, OffloadPlan
+from omni_offload import ModuleResidency, OffloadConfig, OffloadPlan, OmniDiffusionConfig, resolve_offload_plan
 from omni_offload.accelerator import Accelerator
 from omni_offload.backends import communicators, gathering
 from omni_offload.backends.agreement import Agreement
@@ -879,17 +879,24 @@ def test_a_component_of_two_pipelines(make, ranks, x):
     ranks.all(rank)
 
 
-def test_memory_that_another_component_has_too(make, ranks):
-    """A gathered block gives its memory up, so that it may not be another component's as well."""
+def test_memory_that_another_component_has_too(make, ranks, x):
+    """What another component has too stays with the rest: a gathered block gives its memory up. A plan that is older is refused."""
 
     def rank(_, device):
-        pipe = make()
-        flat = torch.ones(64 * 3)
-        pipe.transformer.blocks[2].up.bias.data = flat[32:96]
-        pipe.text_encoder.proj.bias.data = flat[:64]
+        pipe, plain = make(), make()
+        config = OffloadConfig.from_od_config(OmniDiffusionConfig(diffusion_offload_config={"mode": "layer", **GATHER}))
+        older = resolve_offload_plan(pipe, config)
+        for one in (pipe, plain):
+            flat = torch.ones(64 * 3)
+            one.transformer.blocks[2].up.bias.data = flat[32:96]
+            one.text_encoder.proj.bias.data = flat[:64]
         with pytest.raises(OffloadConfigError, match=r"blocks\.2\.up\.bias.* share memory.*rest_submodules"):
-            pipe.enable_omni_offload("layer", device=device, **GATHER)
+            pipe.enable_omni_offload(older, device=device)
         assert leftovers(pipe) == []
+        with pipe.enable_omni_offload("layer", device=device, **GATHER):
+            assert pipe.transformer.blocks[2].up.bias.numel() == 64
+            assert torch.equal(pipe(x).cpu(), plain(x))
+        assert same(pipe, plain)
 
     ranks.all(rank)
 
