@@ -9,6 +9,7 @@ from torch import nn
 
 from omni_offload import OffloadPlan, OmniOffloadMixin, resolve_offload_plan
 from omni_offload.config import make_config
+from omni_offload.errors import OffloadConfigError
 from omni_offload.testing import sim
 
 WIDTH = 16
@@ -262,3 +263,28 @@ def test_an_entry_point_that_is_put_in_the_place_of_another(device):
         _same(pipe, plain)
     assert "encode" in vars(pipe.text_encoder)
     assert torch.equal(pipe(X), plain(X))
+
+
+# ---- what models that move together need -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, None], ids=["one resident each", "as many as fit"])
+def test_slots_that_two_models_have_in_common_count_once(device, number):
+    """A budget of the rests, one resident block each and one set of slots is enough, is filled and is kept; a byte less is refused."""
+    pipe, plain = Together(), Together()
+    for one in (pipe, plain):
+        torch.manual_seed(4)
+        one.controlnet = Stack(5)
+    options = {"dit": {"resident_layers": 1}}
+    with pipe.enable_omni_offload("layer", device=device, layer_options=options) as backend:
+        both = [backend._rotation.members[name].owner.residency for name in ("controlnet", "transformer")]
+        budget = sum(one.own_padded_bytes for one in both) + both[0].pool_bytes
+    options = {"dit": {"resident_layers": number}}
+    with pipe.enable_omni_offload("layer", device=device, device_memory=budget, layer_options=options) as backend, torch.no_grad():
+        both = [backend._rotation.members[name].owner.residency for name in ("controlnet", "transformer")]
+        assert sum(len(one.blocks) - len(one.ring.blocks) for one in both) == 2
+        _same(pipe, plain)
+        assert backend.report().peak_device_bytes <= budget
+    if number is not None:
+        with pytest.raises(OffloadConfigError, match="1 resident blocks and 3 slots take"):
+            pipe.enable_omni_offload("layer", device=device, device_memory=budget - 1, layer_options=options)
