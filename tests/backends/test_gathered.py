@@ -992,6 +992,8 @@ def test_communicators_are_used_again(device):
         finally:
             dist.destroy_process_group()
     assert made[0]._host is not made[1]._host
+    with pytest.raises(OffloadStateError, match=r"torch\.distributed is not initialised"):
+        Gathering.open((0,), accelerator, chunk_bytes=64, limit=limit)
 
 
 def test_a_backend_of_the_device_keeps_the_host_free(ranks, device, monkeypatch):
