@@ -118,7 +118,7 @@ def test_what_cannot_be_honoured_raises_before_anything_moves(pipe, args, keys, 
     assert "forward" not in pipe.net.__dict__
 
 
-@pytest.mark.parametrize("value", [None, 5, "net", {"net"}, iter(["net"]), [None]], ids=str)
+@pytest.mark.parametrize("value", [None, 5, "net", {"net"}, iter(["net"]), [None]], ids=lambda value: type(value).__name__)
 def test_a_list_that_is_none_is_named(pipe, value):
     """Also where it is set on the object alone."""
     pipe._dit_modules = value
