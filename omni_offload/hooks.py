@@ -69,6 +69,7 @@ class HookRegistry(LeftOutOfCopies):
         self._module = weakref.ref(module)
         self._hooks: dict[str, tuple[ModelHook, frozenset[str]]] = {}
         self._wrappers: dict[str, MethodWrapper] = {}
+        self._captured: weakref.WeakSet[MethodWrapper] = weakref.WeakSet()
 
     @classmethod
     def get_or_create(cls, module: torch.nn.Module) -> "HookRegistry":
@@ -129,6 +130,8 @@ class HookRegistry(LeftOutOfCopies):
             for method in [method for method in self._wrappers if method not in needed]:
                 self._wrappers[method].retire()
                 del self._wrappers[method]
+            for wrapper in [one for one in self._captured if one.method not in needed]:
+                wrapper.retire()
         try:
             if entry is not None and module is not None:
                 entry[0].remove_hook(module)
@@ -147,8 +150,11 @@ class HookRegistry(LeftOutOfCopies):
         """Run the hooks around what was put in the place of wrapped methods, too. No hooked method runs now."""
         module = self._get_module()
         for method in [method for method in self._wrappers if not (method in CALLS or self.surrounds(method))]:
-            self._wrappers[method].retire()  # what has captured it runs on without hooks
-            self._wrappers[method] = module.__dict__[method] = MethodWrapper(self.run, module, method)
+            self._captured.add(self._wrappers[method])  # what stands there now may call it; so may another module's method
+            wrapper = next((one for one in self._captured if module.__dict__.get(method) is one), None)
+            if wrapper is None:
+                wrapper = module.__dict__[method] = MethodWrapper(self.run, module, method)
+            self._wrappers[method] = wrapper
 
     def get_hook(self, name: str) -> ModelHook | None:
         """Return the hook of that name, or None."""

@@ -237,12 +237,19 @@ def _of_block_around(pipe):
     block.forward = lambda x: own(x) * 2
 
 
+def _of_blocks_swapped(pipe):
+    first, last = pipe.transformer.blocks[0], pipe.transformer.blocks[3]
+    first.forward, last.forward = last.forward, first.forward
+
+
 def _taken_out(pipe):
     pipe.transformer.blocks[2].__dict__.pop("forward", None)
 
 
 @pytest.mark.parametrize("when", ["between", "step"])
-@pytest.mark.parametrize("patch", [_of_block, _of_component, _of_block_around, _taken_out], ids=lambda patch: patch.__name__[1:])
+@pytest.mark.parametrize(
+    "patch", [_of_block, _of_component, _of_block_around, _of_blocks_swapped, _taken_out], ids=lambda patch: patch.__name__[1:]
+)
 def test_a_forward_that_is_put_in_the_place_of_another(device, patch, when):
     """What a user puts in the place of `forward` while offload is enabled runs with the weights on the device, and stays afterwards."""
     pipe, plain = Pipe(), Pipe()
@@ -250,6 +257,23 @@ def test_a_forward_that_is_put_in_the_place_of_another(device, patch, when):
         _same(pipe, plain, calls=1)
         _change(pipe, plain, patch, when)
         _same(pipe, plain)
+    assert torch.equal(pipe(X), plain(X))
+
+
+def test_a_forward_that_is_put_back(device):
+    """What stood there before, put back by who put another in its place, is hooked as before; nothing of it stays afterwards."""
+    pipe, plain = Pipe(), Pipe()
+    with pipe.enable_omni_offload("layer", device=device), torch.no_grad():
+        for _ in range(2):
+            own = [[block.forward for block in one.transformer.blocks] for one in (pipe, plain)]
+            for one in (pipe, plain):
+                _of_blocks_swapped(one)
+            _same(pipe, plain, calls=1)
+            for one, methods in zip((pipe, plain), own, strict=True):
+                for block, method in zip(one.transformer.blocks, methods, strict=True):
+                    block.forward = method
+            _same(pipe, plain)
+    assert not any("forward" in vars(block) for block in pipe.transformer.blocks)
     assert torch.equal(pipe(X), plain(X))
 
 

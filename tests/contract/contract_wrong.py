@@ -800,7 +800,7 @@ class DisablesOthers(Tiny):
         super().disable_omni_offload()
 
 
-@wrong("check_user_hooks", check_shared_component="the other pipeline's wrapper goes too")
+@wrong("check_user_hooks")
 class RemovesOthersWrappers(Switched):
     """Disable takes every wrapper of forward away, whoever put it there."""
 

@@ -531,6 +531,14 @@ RESIDENCY = (
         ("tests/hooks/test_hooks.py::test_a_hook_runs_around_the_call_once_and_leaves_nothing_behind",),
     ),
     Mutant(
+        "captured-wrapper-retired",
+        "hooks.py",
+        "            self._captured.add(self._wrappers[method])",
+        "            self._wrappers[method].retire()",
+        "a method of another block that a user's calls runs on the host",
+        ("tests/backends/test_layer_changes.py::test_a_forward_that_is_put_in_the_place_of_another",),
+    ),
+    Mutant(
         "registry-stays-on-the-module",
         "hooks.py",
         "            if not self._hooks and module is not None and module.__dict__.get(_REGISTRY) is self:\n",
