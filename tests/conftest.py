@@ -103,6 +103,7 @@ def pytest_runtest_logfinish():
 
 
 def _freeze():
+    gc.unfreeze()  # what has died since it was frozen holds device memory, and would count in every later test
     gc.collect()
     gc.freeze()
 
