@@ -3,9 +3,12 @@
 A `torch.OutOfMemoryError`, and any exception of the user's own code, passes unchanged.
 """
 
-__all__ = ["ComponentPathError", "ContractViolation", "OffloadConfigError", "OffloadError", "OffloadStateError", "quoted"]
+from collections.abc import Sequence
 
-_LONGEST = 200
+__all__ = ["ComponentPathError", "ContractViolation", "OffloadConfigError", "OffloadError", "OffloadStateError", "listed", "quoted"]
+
+#: Most characters of a value, and most names, that stand in a message.
+_LONGEST, _MOST = 200, 8
 
 
 class OffloadError(Exception):
@@ -35,3 +38,9 @@ def quoted(value: object) -> str:
     except Exception:  # noqa: BLE001  (a message about a wrong value must not be replaced by another error)
         text = f"<{type(value).__qualname__} whose repr fails>"
     return text if len(text) <= _LONGEST else f"{text[:120]} ... {text[-40:]}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as they stand in a message: the first ones of the thousands that a model may have, and how many more there are."""
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more

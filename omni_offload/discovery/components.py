@@ -11,7 +11,7 @@ from omni_offload.discovery.declarations import LISTS, declared_lists
 from omni_offload.discovery.paths import find_module, modules_in
 from omni_offload.discovery.problems import Problems, class_name
 from omni_offload.discovery.walk import modules_of
-from omni_offload.errors import OffloadStateError
+from omni_offload.errors import OffloadStateError, listed
 from omni_offload.protocols import supports_component_discovery
 
 __all__ = ["WELL_KNOWN", "Component", "discover_components", "find_components", "find_unlisted", "refuse_meta"]
@@ -204,8 +204,7 @@ def refuse_meta(modules: Mapping[str, nn.Module], *, pipeline: object) -> None:
         if tensor.is_meta
     ]
     if names:
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise OffloadStateError(
             f"Offload of {class_name(pipeline)} needs weights, and these are on the meta device, without any: "
-            f"{', '.join(names[:8])}{more}; load them first"
+            f"{listed(names)}; load them first"
         )

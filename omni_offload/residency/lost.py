@@ -7,12 +7,11 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from omni_offload.discovery import refuse_meta
-from omni_offload.errors import OffloadStateError
+from omni_offload.errors import OffloadStateError, listed
 
 __all__ = ["note_lost", "refuse_weightless"]
 
 _LOST = WeakIdKeyDictionary()
-_NAMED = 8
 
 
 def note_lost(tensors: Iterable[torch.Tensor]) -> None:
@@ -40,8 +39,7 @@ def refuse_weightless(modules: Mapping[str, nn.Module], *, pipeline: object) -> 
         if tensor.numel() == 0 and tensor in _LOST
     ]
     if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise OffloadStateError(
             f"Offload of {type(pipeline).__name__} needs weights, and these were lost when the ranks that held parts of them came out of "
-            f"step or were shut down: {', '.join(names[:_NAMED])}{more}; load their components again"
+            f"step or were shut down: {listed(names)}; load their components again"
         )

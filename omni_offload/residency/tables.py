@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from omni_offload.discovery import left_to_fsdp, look_for_fsdp, named_modules_of
-from omni_offload.errors import OffloadConfigError
+from omni_offload.errors import OffloadConfigError, listed
 from omni_offload.residency.derived import DerivedTensors, derived_names
 from omni_offload.residency.subclasses import Wrapper, leaves_of, wrapper_problem
 from omni_offload.residency.tensors import Entry, span_of
@@ -20,8 +20,6 @@ __all__ = ["Tables", "collect", "leaves_in"]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TABLES = ("_parameters", "_buffers", "_modules")
 _VALUES_OF = operator.methodcaller("values")
-#: Most names of tensors with one problem that a message has.
-_MOST_NAMES = 8
 #: Types of what stands in most modules.
 _USUAL = {bool, int, float, str, tuple, list, dict, set, type(None), OrderedDict}
 
@@ -106,15 +104,9 @@ def collect(modules: Mapping[str, torch.nn.Module]) -> tuple[list[Entry], Tables
             for path, module in named_modules_of(top):
                 found.add(f"{root}.{path}" if path else root, module)
     if found.problems:
-        problems = "; ".join(f"{_some_of(names)}: {problem}" for problem, names in found.problems.items())
+        problems = "; ".join(f"{listed(names)}: {problem}" for problem, names in found.problems.items())
         raise OffloadConfigError(f"these tensors cannot be offloaded: {problems}")
     return list(found.entries.values()), Tables(found.modules.values(), list(found.wrappers.values()))
-
-
-def _some_of(names: Sequence[str]) -> str:
-    """Return names as they stand in a message: of the thousands that a model may have the first ones."""
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 class _Found:

@@ -107,7 +107,10 @@ def assumed_costs(
 
 def least_bytes(costs: Sequence[BlockCost], slots: int, *, beside: int = 0) -> int:
     """Return the least device bytes (residents and slots) that the blocks can run with; the slots take so many at the least."""
-    place = functools.partial(Placement.of, costs, slots=slots, beside=beside)
+    return _least(costs, functools.partial(Placement.of, costs, slots=slots, beside=beside))
+
+
+def _least(costs: Sequence[BlockCost], place: _Place) -> int:
     return min(place(_above(costs, size)).device_bytes for size in _slot_sizes(costs))
 
 
@@ -133,8 +136,7 @@ def _fill(costs: Sequence[BlockCost], place: _Place, nbytes: int, *, leading: bo
     found = [place(kept) for size in _slot_sizes(costs) for kept in _filled(costs, place, size, nbytes, leading=leading)]
     fitting = [placement for placement in found if placement.device_bytes <= nbytes]
     if not fitting:
-        least = min(place(_above(costs, size)).device_bytes for size in _slot_sizes(costs))
-        raise ValueError(f"the blocks take at least {least} bytes, and {nbytes} are there")
+        raise ValueError(f"the blocks take at least {_least(costs, place)} bytes, and {nbytes} are there")
     close = _CLOSE * bound(costs, range(len(costs)))
     best = min(fitting, key=lambda found: (max(step_time(costs, found.residents, found.slots), close), -found.resident_bytes))
     return best if leading else _improve(costs, place, best, nbytes, fill=True)
