@@ -3,7 +3,7 @@
 from omni_offload.backends.base import OffloadBackend, backend_of, manage
 from omni_offload.backends.distributed_layerwise import DistributedLayerwiseOffloadBackend
 from omni_offload.backends.layerwise import LayerwiseOffloadBackend
-from omni_offload.backends.model_level import ENGINE_MARK, ModelLevelOffloadBackend, delegating, owns_its_offload
+from omni_offload.backends.model_level import ENGINE_MARK, ModelLevelOffloadBackend, is_asked, owns_its_offload
 
 __all__ = [
     "ENGINE_MARK",
@@ -12,7 +12,7 @@ __all__ = [
     "ModelLevelOffloadBackend",
     "OffloadBackend",
     "backend_of",
-    "delegating",
+    "is_asked",
     "manage",
     "owns_its_offload",
 ]

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from omni_offload.backends.block_writes import writing_blocks
 from omni_offload.backends.calls import enter_call, leave_call
 from omni_offload.backends.entry import EntryHooks
 from omni_offload.backends.explain import explain
-from omni_offload.backends.failures import first_error, raise_error
+from omni_offload.backends.failures import first_error, raise_error, run_repeatable_steps
 from omni_offload.backends.rotation import Member, Rotation
 from omni_offload.backends.summary import summarise_members, summarise_residencies
 from omni_offload.cleanup import run_cleanup_steps
@@ -25,10 +26,10 @@ from omni_offload.protocols import supports_model_cpu_offload
 from omni_offload.residency import ModuleResidency, recording
 from omni_offload.trace import OffloadReport, Recording, recording_of
 
-__all__ = ["ENGINE_MARK", "ModelLevelOffloadBackend", "delegating", "owns_its_offload"]
+__all__ = ["ENGINE_MARK", "ModelLevelOffloadBackend", "is_asked", "owns_its_offload"]
 
-#: The pipeline whose own pair of methods the backend calls now.
-delegating: contextvars.ContextVar[object] = contextvars.ContextVar("delegating", default=None)
+#: The pipelines whose own pair of methods backends call now.
+_ASKED: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("asked", default=())
 
 #: Attribute of an `enable_omni_model_cpu_offload` that is the engine itself, so that the engine does not delegate to it.
 ENGINE_MARK = "_omni_offload_engine"
@@ -37,6 +38,11 @@ ENGINE_MARK = "_omni_offload_engine"
 def owns_its_offload(pipeline: Any) -> bool:
     """Whether a pipeline's class wrote the pair of model-level methods itself, rather than inherit the mixin's."""
     return supports_model_cpu_offload(pipeline) and not hasattr(type(pipeline).enable_omni_model_cpu_offload, ENGINE_MARK)
+
+
+def is_asked(pipeline: object) -> bool:
+    """Whether a backend calls one of the pipeline's own pair of methods now."""
+    return any(one is pipeline for one in _ASKED.get())
 
 
 class ModelLevelOffloadBackend(OffloadBackend):
@@ -96,24 +102,38 @@ class ModelLevelOffloadBackend(OffloadBackend):
     def _install_delegate(self, pipeline: Any) -> None:
         config = self.config
         self._residencies = []
-        token, asking = recording.set((*recording.get(), self._residencies)), delegating.set(pipeline)
+        enable = functools.partial(
+            pipeline.enable_omni_model_cpu_offload,
+            device=self.device,
+            pin_memory=config.pin_cpu_memory,
+            use_hsdp=config.use_hsdp,
+            offload_components=config.components,
+        )
+        self._ask(pipeline, enable)
+
+    def _ask(self, pipeline: Any, method: Callable[[], None]) -> None:
+        """Call a method of the pipeline's own pair, and note the residencies that it makes."""
         try:
-            pipeline.enable_omni_model_cpu_offload(
-                device=self.device,
-                pin_memory=config.pin_cpu_memory,
-                use_hsdp=config.use_hsdp,
-                offload_components=config.components,
-            )
+            recording.set((*recording.get(), self._residencies))
+            _ASKED.set((*_ASKED.get(), pipeline))
+            method()
         finally:
-            delegating.reset(asking)
-            recording.reset(token)
+            self._end_asking(pipeline)
+
+    def _end_asking(self, pipeline: Any) -> None:
+        """Idempotent: it is looked for, since an interrupt may come before a token of a context variable is at hand."""
+        recording.set(tuple(one for one in recording.get() if one is not self._residencies))
+        _ASKED.set(tuple(one for one in _ASKED.get() if one is not pipeline))
 
     @override
     def _uninstall(self, *, undo: bool) -> BaseException | None:
         pipeline, hooks, rotation = self.pipeline, self._hooks, self._rotation
         errors = []
         if self._delegate and pipeline is not None:
-            errors.append(run_cleanup_steps([("the pipeline's own disable", lambda: _ask_to_disable(pipeline))]))
+            steps = [("the pipeline's own disable", lambda: self._ask(pipeline, pipeline.disable_omni_model_cpu_offload))]
+            errors.append(run_cleanup_steps(steps))
+            # Again: an interrupt may have come before that was done where it was asked.
+            errors.append(run_repeatable_steps([("end the asking", lambda: self._end_asking(pipeline))]))
         errors.append(run_cleanup_steps((f"restore {one.name}", one.restore) for one in self._residencies))
         errors.append(hooks.remove() if hooks is not None else None)
         errors.append(rotation.give_up(undo=undo) if rotation is not None else None)
@@ -230,14 +250,6 @@ class ModelLevelOffloadBackend(OffloadBackend):
         if self._rotation is None:
             raise OffloadStateError(f"this {type(self).__name__} manages no pipeline; enable it first")
         return self._rotation
-
-
-def _ask_to_disable(pipeline: Any) -> None:
-    asking = delegating.set(pipeline)
-    try:
-        pipeline.disable_omni_model_cpu_offload()
-    finally:
-        delegating.reset(asking)
 
 
 def _member(rotation: Rotation, pipeline: Any, name: str) -> Member | None:

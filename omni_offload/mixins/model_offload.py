@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from omni_offload.backends import ENGINE_MARK, ModelLevelOffloadBackend, backend_of, delegating, manage
+from omni_offload.backends import ENGINE_MARK, ModelLevelOffloadBackend, backend_of, is_asked, manage
 from omni_offload.config import OffloadConfig, OffloadStrategy
 from omni_offload.errors import OffloadStateError
 from omni_offload.mixins.calls import wrap_calls
@@ -64,7 +64,7 @@ class ModelCpuOffloadMixin:
             OffloadStateError: Another offload is on, for the pipeline or a component.
             OffloadConfigError: The pipeline cannot be served so; nothing was touched.
         """
-        if delegating.get() is self:
+        if is_asked(self):
             raise OffloadStateError(
                 f"{type(self).__name__} overrides enable_omni_model_cpu_offload and calls the inherited one, which would be a second "
                 "owner; use ModuleResidency there, or do not override it"
@@ -75,7 +75,7 @@ class ModelCpuOffloadMixin:
     def disable_omni_model_cpu_offload(self) -> None:
         """End the offload: whole weights on the host, nothing on the device, nothing pinned. Idempotent, and repairs."""
         backend = backend_of(self)
-        if backend is not None and delegating.get() is not self:
+        if backend is not None and not is_asked(self):
             backend.disable()
 
     setattr(enable_omni_model_cpu_offload, ENGINE_MARK, True)
@@ -132,7 +132,7 @@ def _enable_through_backend(own: Callable[..., None]) -> Callable[..., None]:
     def enable(
         self: Any, *, device: torch.device, pin_memory: bool, use_hsdp: bool, offload_components: frozenset[str] | None = None
     ) -> None:
-        if delegating.get() is self:
+        if is_asked(self):
             own(self, device=device, pin_memory=pin_memory, use_hsdp=use_hsdp, offload_components=offload_components)
         else:
             manage(self, _make_backend(device, pin_memory, use_hsdp, offload_components))
@@ -144,7 +144,7 @@ def _disable_through_backend(own: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(own)
     def disable(self: Any) -> None:
         backend = backend_of(self)
-        if delegating.get() is self or backend is None:
+        if is_asked(self) or backend is None:
             own(self)
         else:
             backend.disable()

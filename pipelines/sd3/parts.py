@@ -87,11 +87,12 @@ class StableDiffusion3TextParts(TransformerParts):
         """Encode prompts and negative prompts, encoder by encoder."""
         given = inspect.signature(StableDiffusion3Pipeline.encode_prompt).bind(self, *args, **kwargs)
         given.apply_defaults()
-        token = _GUIDANCE.set(_Guidance.of(given.arguments))
+        before = _GUIDANCE.get()
         try:
+            _GUIDANCE.set(_Guidance.of(given.arguments))
             return super().encode_prompt(*args, **kwargs)  # type: ignore[misc]  # of the pipeline behind the parts
         finally:
-            _GUIDANCE.reset(token)
+            _GUIDANCE.set(before)
 
     @functools.wraps(StableDiffusion3Pipeline._get_clip_prompt_embeds)  # noqa: SLF001  (the one that it overrides)
     def _get_clip_prompt_embeds(self, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ import weakref
 import attrs
 import pytest
 import torch
+from interrupting import Interrupter, lines
 from torch import nn
 
 from omni_offload import (
@@ -21,6 +22,7 @@ from omni_offload import (
 )
 from omni_offload.backends import backend_of
 from omni_offload.plan import Treatment
+from omni_offload.residency import recording
 from omni_offload.testing import sim
 
 MODULE = OffloadConfig(strategy=OffloadStrategy.MODEL_LEVEL)
@@ -344,6 +346,31 @@ def test_an_own_disable_without_offload(mine):
     """While nothing is enabled, the class's own disable is what runs."""
     mine.disable_omni_model_cpu_offload()
     assert mine.log == ["disable"]
+
+
+@pytest.mark.traced
+@pytest.mark.parametrize("method", ["enable_omni_offload", "disable_omni_offload"])
+def test_that_a_pair_is_asked_is_forgotten_whatever_is_interrupted(mine, device, method):
+    """After an interrupt at any line of what asks it, later residencies are nobody's, and the pair is managed as before."""
+    states = {"enable_omni_offload": lambda: mine.enable_omni_offload(device="sim"), "disable_omni_offload": mine.disable_omni_offload}
+    within = "/backends/model_level.py"
+    if method == "disable_omni_offload":
+        mine.enable_omni_offload(device="sim")
+    total = lines(states[method], within)
+    assert total > 20
+    for at in range(total):
+        mine.disable_omni_offload()
+        if method == "disable_omni_offload":
+            mine.enable_omni_offload(device="sim")
+        with Interrupter(at, within=within), pytest.raises(KeyboardInterrupt):
+            states[method]()
+        assert recording.get() == ()
+        mine.disable_omni_model_cpu_offload()
+        assert backend_of(mine) is None
+        assert (sim.allocated(), sim.pinned_bytes()) == (0, 0)
+        mine.enable_omni_model_cpu_offload(device=device, pin_memory=True, use_hsdp=False)
+        assert backend_of(mine).enabled
+    mine.disable_omni_offload()
 
 
 def test_a_dropped_hand_written_pipeline(device):

@@ -499,4 +499,12 @@ BACKENDS = (
         "inputs stay on the host where the component was there before",
         ("tests/backends/test_use.py::test_inputs_are_aligned_every_time",),
     ),
+    Mutant(
+        "asking-ended-once",
+        "backends/model_level.py",
+        '            errors.append(run_repeatable_steps([("end the asking", lambda: self._end_asking(pipeline))]))\n',
+        "",
+        "after an interrupt every residency of the thread is kept for good",
+        ("tests/backends/test_lifecycle.py::test_that_a_pair_is_asked_is_forgotten_whatever_is_interrupted",),
+    ),
 )

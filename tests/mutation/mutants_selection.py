@@ -174,7 +174,7 @@ SELECTION = (
     Mutant(
         "engine-extended",
         "mixins/model_offload.py",
-        "        if delegating.get() is self:\n            raise",
+        "        if is_asked(self):\n            raise",
         "        if False:\n            raise",
         "a pipeline that owns its flow gets a second owner",
         ("tests/backends/test_lifecycle.py::test_extending_the_engine_is_refused",),
