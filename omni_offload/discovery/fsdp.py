@@ -49,8 +49,8 @@ def left_to_fsdp(module: nn.Module) -> frozenset[str]:
 def fsdp_parameters(root: nn.Module, path: str) -> Iterator[tuple[str, Tensor]]:
     """Yield what stands in the places that FSDP2 owns, in a module and those within it, with the full name of the place."""
     for where, module in named_modules_of(root, path):
-        owned = left_to_fsdp(module)
-        yield from [(f"{where}.{name}", tensor) for name, tensor in module.named_parameters(recurse=False) if name in owned]
+        if owned := left_to_fsdp(module):
+            yield from [(f"{where}.{name}", tensor) for name, tensor in module.named_parameters(recurse=False) if name in owned]
 
 
 def flat_fsdp_modules(root: nn.Module, path: str) -> Iterator[str]:

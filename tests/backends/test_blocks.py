@@ -169,6 +169,36 @@ def test_weights_written_by_their_block(stream, how):
     del residency.modules[0].blocks[1].forward
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_second_residency_that_lets_go(stream, fails):
+    """Whether it had a weight elsewhere, or found no room for it: the block has it at its next use, also where no pass began since."""
+    residency = stream(Stack(3))  # each block keeps its slot
+    (stack,) = residency.modules
+    with torch.no_grad():
+        for _ in range(2):
+            run(residency, Y)
+        residency.validate()
+        residency.fetch(validated=True)
+        residency.bind()
+        for other in (None, ModuleResidency(stack.blocks[0].up, residency.device, context=residency._context)):
+            if other is not None:
+                sim.configure(fail_alloc_in=0 if fails else -1)
+                with pytest.raises(torch.OutOfMemoryError) if fails else contextlib.nullcontext():
+                    other.load()
+                sim.configure(fail_alloc_in=-1)
+                other.offload()
+                other.drop()
+            y = stack.embed(Y.to(residency.device))
+            for index, block in enumerate(stack.blocks):
+                residency.ring.enter(index)
+                y = block(y)
+                residency.ring.leave(index)
+            assert torch.equal(y.cpu(), Stack(3)(Y))
+        residency.unbind()
+    residency.restore()
+    other.restore()
+
+
 @pytest.mark.parametrize("bound", [False, True])
 def test_a_second_residency_that_knows_a_weight(stream, bound):
     """Once another residency has a tensor of a block, the block's tensors are looked at one by one, also where that happens in its use."""

@@ -291,12 +291,20 @@ LAYERS = (
         (f"{_RING}test_weights_written_on_the_device_come_back",),
     ),
     Mutant(
-        "new-weights-not-moved-in",
+        "what-another-had-no-room-for-not-moved-in",
+        "residency/block.py",
+        "if self.slot is not slot or self._moved_in is not groups or not (self._bundle or self._in_place()):",
+        "if self.slot is not slot or self._moved_in is not groups:",
+        "a weight of a block for which another residency found no room has none in the block's slot either",
+        ("tests/backends/test_blocks.py::test_a_second_residency_that_lets_go",),
+    ),
+    Mutant(
+        "interrupted-move-not-done-again",
         "residency/block.py",
         "if self.slot is not slot or self._moved_in is not groups or not (self._bundle or self._in_place()):",
         "if self.slot is not slot:",
-        "a block whose weights were replaced is copied as it was",
-        (f"{_RING}test_edits_of_every_kind_are_seen_in_every_place", f"{_RING}test_weights_written_on_the_device_come_back"),
+        "a block that an interrupt kept from moving into its slot is taken to be there",
+        ("tests/backends/test_blocks.py::test_a_pass_interrupted_at_every_line",),
     ),
     Mutant(
         "moved-weights-of-blocks-not-looked-at",
