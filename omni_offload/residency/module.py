@@ -68,12 +68,17 @@ class ModuleResidency(ManagedTensors):
                     recorder.begins(self.name, whole=True)
 
     def offload(self) -> None:
-        """Bind the tensors to the host again and free the device; only what was written on the device is copied back."""
+        """Bind the tensors to the host again and free the device; only what was written on the device is copied back.
+
+        Within `torch.autocast` the cache of casts is cleared: what it made of the weights would stay on the device until its context ends.
+        """
         with self._lock:
             if (recorder := self._accelerator.recorder) is not None:
                 recorder.ends(self.name)
             self.unbind()
             self.drop()
+            if torch.is_autocast_enabled(self._accelerator.device.type):
+                torch.clear_autocast_cache()
             self.validate(thorough=True)
 
     def restore(self, *, copy_back: bool = False, to_origin: bool = False) -> None:

@@ -47,6 +47,22 @@ def test_load_binds_the_same_objects_on_the_device_and_offload_brings_them_back(
     assert sim.pinned_bytes() == 0
 
 
+def test_autocast_keeps_nothing_on_the_device(device):
+    """Casts of weights that count as trained would stay until the context ends; the next load casts anew."""
+    linear = nn.Linear(64, 64)
+    residency = ModuleResidency(linear, device)
+    with torch.no_grad(), torch.autocast("sim", torch.bfloat16):
+        x = torch.ones(2, 64, device=device)
+        for weight in (1.0, 2.0):
+            linear.weight.fill_(weight)
+            linear.bias.zero_()
+            residency.load()
+            assert linear(x).cpu().unique().tolist() == [64 * weight]
+            residency.offload()
+            assert sim.allocated() == 512  # the input
+    residency.restore()
+
+
 def test_every_method_is_idempotent(block, device, photograph):
     check = photograph(block)
     residency = ModuleResidency(block, device)
