@@ -6,6 +6,7 @@ import threading
 import types
 import typing
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -26,6 +27,16 @@ SIM = "sim:0"
 class Frozen:
     x: torch.Tensor
     n: int = 3
+
+
+@attrs.frozen
+class Attrs:
+    x: torch.Tensor
+    n: int = 3
+
+
+class Listed(list):
+    """A list of a class of its own."""
 
 
 class Named(typing.NamedTuple):
@@ -53,6 +64,15 @@ class Output(collections.OrderedDict):
         lambda t: collections.defaultdict(list, a=t),
         lambda t: collections.UserDict(a=t),
         lambda t: Output(a=t),
+        lambda t: Listed([t, 2]),
+        lambda t: collections.deque([1, t], maxlen=5),
+        lambda t: collections.UserList([t]),
+        lambda t: types.MappingProxyType({"a": [t], "b": 1}),
+        Attrs,
+    ],
+    ids=[
+        *("tensor", "list", "tuple", "dict", "named tuple", "dataclass", "defaultdict", "UserDict", "output", "list's subclass", "deque"),
+        *("UserList", "mappingproxy", "attrs"),
     ],
 )
 def test_tensors_in_containers_are_moved(device, make):
