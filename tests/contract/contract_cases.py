@@ -35,9 +35,9 @@ BFLOAT16 = [case.cast(torch.bfloat16) for case in CASES]
 #: What every run takes in float32, by mode: a DiT with two encoders, a UNet with two co-residents, and a pipeline that drives itself.
 ALWAYS = {"module": ("flux", "stable_diffusion_multi_controlnet", "wan_2_1_i2v"), "layer": ("flux",)}
 
-#: How many runs take everything else once: every case, in either type, in either mode. A run has about six minutes of two cores for
+#: How many runs take everything else once: every case, in either type, in either mode. A run has about five minutes of two cores for
 #: its part; `make test-all` takes all.
-ROUNDS = 28
+ROUNDS = 36
 
 
 def rotation() -> str:
