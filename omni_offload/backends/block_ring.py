@@ -45,6 +45,7 @@ class BlockRing:
         self._order = BlockOrder(0)
         self._depths: dict[int, int] = {}
         self._extra: dict[int, Slot] = {}
+        self._wants = 0, 0
         self._begun = False
         self._failed = False
         self._landing: torch.Event | None = None
@@ -85,6 +86,7 @@ class BlockRing:
             torch.OutOfMemoryError: As raised; the ring holds no slot then.
         """
         with self.pool.lock:
+            self._wants = slots, nbytes
             try:
                 self.pool.open(self, slots, nbytes)
             except BaseException:
@@ -212,6 +214,9 @@ class BlockRing:
     def _slot_for(self, block: BlockResidency) -> Slot:
         """Return a slot for a block that runs now: a free one, else another ring's, else that of the block needed last."""
         slot = self._free_slot(block, set())
+        if slot is None and not self.pool.fits(*self._wants):
+            self.pool.open(self, *self._wants)  # one that moves with it needs more slots of less, and they were made for that one last
+            slot = self._free_slot(block, set())
         if slot is not None:
             return slot
         others = (slot.tenant for slot in self.pool if slot.tenant is not None and not self._has(slot.tenant))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from omni_offload import OffloadPlan
-from omni_offload.errors import OffloadStateError
+from omni_offload.errors import OffloadConfigError, OffloadStateError
 from omni_offload.residency import Slot
 from omni_offload.testing import sim
 
@@ -158,6 +158,34 @@ def test_models_within_one_another_too_deep_for_a_budget(make, device, x):
     keys = {"slots": 2, "device_memory": "1MiB", "layer_options": {"dit": {"resident_layers": 0}}}
     with pipe.enable_omni_offload("layer", device=device, **keys), torch.no_grad(), named:
         pipe(x)
+
+
+def test_models_that_move_together_with_slots_of_their_own_number(make, device, x, made):
+    """Of large blocks one streams, of small ones more, as a budget has it: each model finds the slots that it needs, within the budget."""
+
+    class Together(make):
+        _co_resident_modules = (("transformer", "transformer_2"),)
+
+        def __init__(self):
+            super().__init__()
+            self.transformer = Stack(2, width=160).requires_grad_(False)
+            self.transformer_2 = Stack(4, width=128).requires_grad_(False)
+
+    with torch.no_grad():
+        expected = Together()(x)
+    served = set()
+    for budget in range(40960, 122880, 1024):
+        pipe = Together()
+        try:
+            backend = pipe.enable_omni_offload("layer", device=device, slots=2, device_memory=budget)
+        except OffloadConfigError:
+            continue
+        made.clear()
+        with backend:
+            assert torch.equal(pipe(x).cpu(), expected), budget
+            assert backend.report().peak_device_bytes <= budget
+        served.add(frozenset(made))
+    assert any(len(sizes) == 2 for sizes in served), served
 
 
 @pytest.mark.parametrize("allocation", range(1, 10))

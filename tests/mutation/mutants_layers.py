@@ -603,4 +603,12 @@ LAYERS = (
         "a block cannot be one graph: its hooks are in it",
         ("tests/hooks/test_compiled_methods.py::test_a_compiled_call_runs_its_hooks_once",),
     ),
+    Mutant(
+        "slots-of-another-number-not-made-again",
+        "backends/block_ring.py",
+        "if slot is None and not self.pool.fits(*self._wants):",
+        "if False:",
+        "a model whose slots were made anew for one that moves with it has none that is large enough",
+        ("tests/backends/test_shared_slots.py::test_models_that_move_together_with_slots_of_their_own_number",),
+    ),
 )
