@@ -37,10 +37,10 @@ def torch_state():
 
 @pytest.fixture(autouse=True)
 def nothing_asked():
-    """Whatever a test interrupts, residencies that are made afterwards are noted by no backend, which would keep them for good."""
+    """Whatever a test interrupts, no pipeline is taken to be asked, and no backend notes, and keeps, the residencies that are made later."""
     yield
-    if (residency := sys.modules.get("omni_offload.residency")) is not None:
-        assert residency.recording.get() == ()
+    if (backend := sys.modules.get("omni_offload.backends.model_level")) is not None:
+        assert (backend.recording.get(), backend._ASKED.get()) == ((), ())
 
 
 @pytest.fixture(autouse=True)

@@ -121,7 +121,7 @@ class ModelLevelOffloadBackend(OffloadBackend):
             self._end_asking(pipeline)
 
     def _end_asking(self, pipeline: Any) -> None:
-        """Idempotent: it is looked for, since an interrupt may come before a token of a context variable is at hand."""
+        """Forget that the pair is asked. Idempotent: it is looked for, since an interrupt may come before a token is at hand."""
         recording.set(tuple(one for one in recording.get() if one is not self._residencies))
         _ASKED.set(tuple(one for one in _ASKED.get() if one is not pipeline))
 

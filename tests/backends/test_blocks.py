@@ -1,11 +1,10 @@
 """A block's tensors as one: one copy, one pass of bindings; where that cannot be, group by group, with the same result."""
 
 import contextlib
-import linecache
-import sys
 
 import pytest
 import torch
+from interrupting import Interrupter, lines
 from torch import nn
 
 from omni_offload import ModuleResidency
@@ -65,13 +64,19 @@ def run(residency, y):
     residency.validate()
     residency.fetch(validated=True)
     residency.bind()
+    y = through(residency, y)
+    residency.unbind()
+    return y
+
+
+def through(residency, y):
+    """What runs while the rest is bound."""
     (stack,) = residency.modules
     y = stack.embed(y.to(residency.device))
-    for index, block in residency.ring.blocks.items():
+    for index, block in enumerate(stack.blocks):
         residency.ring.enter(index)
-        y = block.module(y)
+        y = block(y)
         residency.ring.leave(index)
-    residency.unbind()
     return y.cpu()
 
 
@@ -238,13 +243,9 @@ def test_a_second_residency_has_room_of_its_own(stream):
         for other in others:
             other.fetch()
         residency.bind()
-        y = stack.embed(Y.to(residency.device))
-        for index, block in enumerate(stack.blocks):
-            residency.ring.enter(index)
-            y = block(y)
-            residency.ring.leave(index)
+        y = through(residency, Y)
         residency.unbind()
-        assert torch.equal(y.cpu(), Stack()(Y))
+        assert torch.equal(y, Stack()(Y))
         for other, index in zip(others, (0, 4), strict=True):
             other.bind()
             assert torch.equal(stack.blocks[index].up.weight.cpu(), Stack().blocks[index].up.weight)
@@ -268,30 +269,8 @@ def test_refresh_of_what_waits_in_a_slot(stream):
     assert residency.counters.bytes_in - before >= 3 * residency.slot_bytes
 
 
-class _Interrupt:
-    """Raise `KeyboardInterrupt` at the n-th line of what serves blocks; see tests/residency/test_failures.py for which lines count."""
-
-    def __init__(self, at):
-        self.left = at
-
-    def _calls(self, frame, event, arg):
-        watched = ("residency/block.py", "residency/bundle.py", "residency/slots.py", "backends/block_ring.py")
-        return self._lines if frame.f_code.co_filename.endswith(watched) else None
-
-    def _lines(self, frame, event, arg):
-        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(("with ", "try:")):
-            self.left -= 1
-            if self.left == -1:
-                raise KeyboardInterrupt
-        return self._lines
-
-    def __enter__(self):
-        self._former = sys.gettrace()
-        sys.settrace(self._calls)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(self._former)
+#: Files that serve blocks.
+SERVING = ("/residency/block.py", "/residency/bundle.py", "/residency/slots.py", "/backends/block_ring.py")
 
 
 @pytest.mark.traced
@@ -303,15 +282,14 @@ def test_a_pass_interrupted_at_every_line(stream, stride, passes):
         want = Stack(4)(Y)
         residency = stream(Stack(4))
         (stack,) = residency.modules
-        counter = _Interrupt(1 << 60)
         run(residency, Y)
-        with counter:
-            run(residency, Y)
-        for at in range(0, (1 << 60) - counter.left, stride):
+        total = lines(lambda: run(residency, Y), SERVING)
+        assert total > 200
+        for at in range(0, total, stride):
             residency.drop()
             for _ in range(passes):
                 run(residency, Y)
-            with _Interrupt(at), contextlib.suppress(KeyboardInterrupt):
+            with Interrupter(at, within=SERVING), contextlib.suppress(KeyboardInterrupt):
                 run(residency, Y)
             residency.unbind(force=True)
             assert {parameter.device.type for parameter in stack.parameters()} == {"cpu"}, at

@@ -352,18 +352,18 @@ def test_an_own_disable_without_offload(mine):
 @pytest.mark.parametrize("method", ["enable_omni_offload", "disable_omni_offload"])
 def test_that_a_pair_is_asked_is_forgotten_whatever_is_interrupted(mine, device, method):
     """After an interrupt at any line of what asks it, later residencies are nobody's, and the pair is managed as before."""
-    states = {"enable_omni_offload": lambda: mine.enable_omni_offload(device="sim"), "disable_omni_offload": mine.disable_omni_offload}
-    within = "/backends/model_level.py"
+    actions = {"enable_omni_offload": lambda: mine.enable_omni_offload(device="sim"), "disable_omni_offload": mine.disable_omni_offload}
+    within = ("/backends/model_level.py",)
     if method == "disable_omni_offload":
         mine.enable_omni_offload(device="sim")
-    total = lines(states[method], within)
+    total = lines(actions[method], within)
     assert total > 20
     for at in range(total):
         mine.disable_omni_offload()
         if method == "disable_omni_offload":
             mine.enable_omni_offload(device="sim")
         with Interrupter(at, within=within), pytest.raises(KeyboardInterrupt):
-            states[method]()
+            actions[method]()
         assert recording.get() == ()
         mine.disable_omni_model_cpu_offload()
         assert backend_of(mine) is None
