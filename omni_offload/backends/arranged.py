@@ -12,7 +12,7 @@ from omni_offload.residency import BlockResidency, ModuleResidency, Partition, S
 from omni_offload.residency.group import Group
 from omni_offload.residency.managed import unwatched
 from omni_offload.residency.tables import collect, leaves_in
-from omni_offload.residency.tensors import Entry
+from omni_offload.residency.tensors import Entry, Placements
 
 __all__ = ["ArrangedResidency"]
 
@@ -116,9 +116,10 @@ class ArrangedResidency(ModuleResidency):
         else:
             with self._lock, unwatched():
                 self._find_homes(collect(self._modules)[0])
+                placements = self._place()
                 for block in self.blocks:
                     if block.index not in residents:  # first: what nobody has for a moment would lose its master
-                        block.reselect()
+                        block.reselect(placements)
                 self._regroup()
         self._reselect()
 
@@ -156,9 +157,15 @@ class ArrangedResidency(ModuleResidency):
         return batches.values()
 
     def _reselect(self) -> None:
+        with unwatched():
+            placements = self._place() if self._groups is not None else None
         for block in self.blocks:
-            block.reselect()
+            block.reselect(placements)
         self._reselects = False
+
+    def _place(self) -> Placements:
+        """Find where all tensors of the component are, once for all blocks."""
+        return self._context.place(collect(self._modules)[0], self.name)
 
     # ---- facts -------------------------------------------------------------------------------------------------------------
 

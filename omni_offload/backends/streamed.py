@@ -22,7 +22,7 @@ from omni_offload.residency.checkpoint import files_of, loaded_from
 from omni_offload.residency.context import LATE_PIN_BYTES
 from omni_offload.residency.managed import unwatched
 from omni_offload.residency.mapped import Checkpoint
-from omni_offload.residency.tensors import Entry
+from omni_offload.residency.tensors import Entry, Placements
 
 __all__ = ["StreamedResidency", "stream"]
 
@@ -132,8 +132,10 @@ class StreamedResidency(ArrangedResidency):
             self._measure()
             self._reselect()
         super().prepare(keep_origin=keep_origin)
+        with unwatched():
+            placements = self._context.place(itertools.chain.from_iterable(block.to_place for block in self.blocks), self.name)
         for block in self.blocks:
-            block.prepare(keep_origin=keep_origin)
+            block.prepare(keep_origin=keep_origin, placements=placements)
 
     @override
     def commit(self) -> None:
@@ -158,9 +160,9 @@ class StreamedResidency(ArrangedResidency):
         return bool(self.ring.running) or any(self in group.bound for group in self._groups or ())
 
     @override
-    def _regroup(self, *, pin_from: int | None = LATE_PIN_BYTES) -> None:
+    def _regroup(self, *, pin_from: int | None = LATE_PIN_BYTES, placements: Placements | None = None) -> None:
         self._reselects = True  # until it is done, also where an interrupt comes between
-        super()._regroup(pin_from=pin_from)
+        super()._regroup(pin_from=pin_from, placements=placements)
 
     @override
     def forget_copies(self) -> None:

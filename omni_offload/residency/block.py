@@ -13,7 +13,7 @@ from omni_offload.residency.mapped import Checkpoint
 from omni_offload.residency.module import ModuleResidency
 from omni_offload.residency.partition import Partition
 from omni_offload.residency.slots import Slot
-from omni_offload.residency.tensors import Entry, align
+from omni_offload.residency.tensors import Entry, Placements, align
 from omni_offload.residency.transfer import copy_in
 
 __all__ = ["BlockResidency"]
@@ -62,19 +62,32 @@ class BlockResidency(ModuleResidency):
     def _settled(self) -> bool:
         return self._selected == self._partition.changes and super()._settled()
 
-    def reselect(self) -> None:
-        """Group the tensors anew: which travel with the block may have changed."""
+    @override
+    def prepare(self, *, keep_origin: bool = False, placements: Placements | None = None) -> None:
+        self._prepare(keep_origin=keep_origin, placements=placements)
+
+    @property
+    def to_place(self) -> Sequence[Entry]:
+        """The tensors that `prepare` groups; none where it does not."""
+        return self._entries if self._groups is None else ()
+
+    def reselect(self, placements: Placements | None = None) -> None:
+        """Group the tensors anew: which travel with the block may have changed.
+
+        Args:
+            placements: Where the tensors are, if that is known.
+        """
         with self._lock, unwatched():
             if self._groups is None:
                 self._collect()
                 self._measure()
             else:
                 self.leave()
-                self._regroup()
+                self._regroup(placements=placements)
 
     @override
-    def _regroup(self, *, pin_from: int | None = 1) -> None:
-        super()._regroup(pin_from=pin_from)  # what is copied in every step is worth pinning, however small
+    def _regroup(self, *, pin_from: int | None = 1, placements: Placements | None = None) -> None:
+        super()._regroup(pin_from=pin_from, placements=placements)  # what is copied in every step is worth pinning, however small
 
     @override
     def _set_groups(self, groups: list[Group]) -> None:

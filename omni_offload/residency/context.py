@@ -16,7 +16,7 @@ from omni_offload.residency.host import ByteMeter, HostMaster, master_of, next_o
 from omni_offload.residency.host_memory import HostMemory
 from omni_offload.residency.mapped import Checkpoint, MappedFile
 from omni_offload.residency.slots import SlotPool
-from omni_offload.residency.tensors import Entry, Placement, group_by_bytes, type_of
+from omni_offload.residency.tensors import Entry, Placement, Placements, group_by_bytes, type_of
 
 __all__ = ["LATE_PIN_BYTES", "ResidencyContext"]
 
@@ -93,7 +93,7 @@ class ResidencyContext:
             for entry in entries:
                 _OWNERS[id(entry.tensor)] = reference
 
-    def groups_of(
+    def groups_of(  # noqa: PLR0913  (each says what is special about the tensors)
         self,
         entries: Sequence[Entry],
         *,
@@ -101,6 +101,7 @@ class ResidencyContext:
         pin_from: int | None = 1,
         leaving: AbstractSet[int] = frozenset(),
         checkpoint: Checkpoint | None = None,
+        placements: Placements | None = None,
     ) -> list[Group]:
         """Return the groups of some owned entries, with a master each; groups that are as they were left are kept.
 
@@ -114,21 +115,24 @@ class ResidencyContext:
             pin_from: Fewer bytes than these are not worth pinning; None: pin nothing.
             leaving: Ids of tensors that are released next: new views of their memory do not count as theirs.
             checkpoint: The files that the weights may stand in.
+            placements: Where the tensors are, from `place`; what is not known there, and None, is looked for among all tensors.
 
         Raises:
             RuntimeError: The device refused to pin memory.
             OffloadConfigError: Pinned memory is needed for staging, and the limit leaves none; or tensors overlap strangely.
         """
         wanted = {id(entry.tensor) for entry in entries}
-        bound = {id(entry.tensor): group for group in {*self._groups.values()} if group.bound for entry in group.entries}
-        groups = [bound[key] for key in wanted if key in bound]
+        groups: list[Group] = []
         fresh: deque[Fresh] = deque()
-        staying = [entry for key, entry in self._entries.items() if key not in bound and key not in leaving]
-        free = group_by_bytes(staying, touching=wanted)
-        placements = deque(sorted(free, key=lambda placement: type_of(placement.entries)))  # in the arena as on the device
+        free = placements.take(wanted, leaving) if placements is not None else None
+        if free is None:
+            bound = self._bound()
+            groups += [bound[key] for key in wanted if key in bound]
+            free = self._place(bound.keys() | leaving, touching=wanted)
+        ordered = deque(sorted(free, key=lambda placement: type_of(placement.entries)))  # in the arena as on the device
         del free
-        while placements:
-            placement = placements.popleft()
+        while ordered:
+            placement = ordered.popleft()
             group = self._known(placement)
             if group is None:
                 group = self._register(Group(placement))
@@ -139,6 +143,23 @@ class ResidencyContext:
             self._adopt_mapped(fresh, checkpoint, keep_origin=keep_origin)
         self._adopt(fresh, keep_origin=keep_origin, pin_from=pin_from if self.pin_memory else None)
         return sorted(dict.fromkeys(groups), key=lambda group: (type_of(group.entries), group.place_in_file))
+
+    def place(self, entries: Iterable[Entry], asker: str) -> Placements:
+        """Claim tensors and find where they are, for several `groups_of` with some of them each.
+
+        Raises:
+            OffloadStateError: As `claim` raises it.
+            OffloadConfigError: Tensors overlap strangely.
+        """
+        return Placements(self._place(self._bound().keys(), touching={id(entry.tensor) for entry in self.claim(entries, asker)}))
+
+    def _bound(self) -> dict[int, Group]:
+        """Return the groups that are bound to their device copies, by the ids of their tensors."""
+        return {id(entry.tensor): group for group in {*self._groups.values()} if group.bound for entry in group.entries}
+
+    def _place(self, but: AbstractSet[int], *, touching: AbstractSet[int]) -> list[Placement]:
+        """Find where tensors are, and all that share bytes with them, but for some."""
+        return group_by_bytes([entry for key, entry in self._entries.items() if key not in but], touching=touching)
 
     def known_groups(self, entries: Iterable[Entry]) -> list[Group]:
         """Return the groups that some tensors are in now, complete or not."""

@@ -14,7 +14,7 @@ from omni_offload.residency.group import Group
 from omni_offload.residency.host import ByteMeter
 from omni_offload.residency.mapped import Checkpoint
 from omni_offload.residency.tables import collect
-from omni_offload.residency.tensors import Entry, align, group_by_bytes
+from omni_offload.residency.tensors import Entry, Placements, align, group_by_bytes
 
 __all__ = ["Counters", "ManagedTensors", "unwatched"]
 
@@ -187,13 +187,18 @@ class ManagedTensors:
         Raises:
             RuntimeError: The device refused to pin memory; the weights are whole, and it may be tried again.
         """
+        self._prepare(keep_origin=keep_origin)
+
+    def _prepare(self, *, keep_origin: bool, placements: Placements | None = None) -> None:
         with self._lock, unwatched():
             if self._groups is None:
                 if self._outdated_entries():
                     self._collect()
                 self._context.own(self._entries, self.name)
                 self._begun = True
-                self._set_groups(self._context.groups_of(self._entries, keep_origin=keep_origin, checkpoint=self._checkpoint))
+                checkpoint = self._checkpoint
+                groups = self._context.groups_of(self._entries, keep_origin=keep_origin, checkpoint=checkpoint, placements=placements)
+                self._set_groups(groups)
                 self._tables.derived.put_back(keep_origin=keep_origin)
                 self._follow()
 
@@ -292,7 +297,7 @@ class ManagedTensors:
             for group in self._groups or ():
                 group.forget()
 
-    def _regroup(self, *, pin_from: int | None = LATE_PIN_BYTES) -> None:
+    def _regroup(self, *, pin_from: int | None = LATE_PIN_BYTES, placements: Placements | None = None) -> None:
         """Group the tensors as they are now. A failure changes nothing that the next look would not find."""
         entries, tables = collect(self._modules)
         entries = self._context.claim(self._select(entries), self.name)
@@ -300,7 +305,8 @@ class ManagedTensors:
         kept = set(entries)
         own = (group for group in self._groups or () if group.users <= {self})
         leaving = {id(entry.tensor) for group in own for entry in group.entries if entry not in kept}
-        self._set_groups(self._context.groups_of(entries, pin_from=pin_from, leaving=leaving, checkpoint=self._checkpoint))
+        groups = self._context.groups_of(entries, pin_from=pin_from, leaving=leaving, checkpoint=self._checkpoint, placements=placements)
+        self._set_groups(groups)
         self._context.release(entry for entry in self._entries if entry not in kept)
         self._entries, self._tables = entries, tables
         self._follow()

@@ -17,7 +17,7 @@ from omni_offload.residency.managed import Counters, unwatched
 from omni_offload.residency.partition import Partition
 from omni_offload.residency.shards import Gatherer, Landing, Shard, padded_to_ranks, refuse_unfit
 from omni_offload.residency.slots import Slot, SlotViews
-from omni_offload.residency.tensors import Shapes, group_by_bytes, type_of
+from omni_offload.residency.tensors import Entry, Placements, Shapes, group_by_bytes, type_of
 
 __all__ = ["ShardedBlock"]
 
@@ -81,17 +81,17 @@ class ShardedBlock(BlockResidency):
     # ---- preparation -------------------------------------------------------------------------------------------------------
 
     @override
-    def prepare(self, *, keep_origin: bool = False) -> None:
+    def prepare(self, *, keep_origin: bool = False, placements: Placements | None = None) -> None:
         with self._lock, unwatched():
             if self._shard is not None:
                 return
-            placements = sorted(group_by_bytes(self._entries), key=lambda placement: type_of(placement.entries))
-            refuse_unfit(self.name, placements)
+            found = sorted(group_by_bytes(self._entries), key=lambda placement: type_of(placement.entries))
+            refuse_unfit(self.name, found)
             self._context.own(self._entries, self.name)
             self._begun = True
             self._marked = any(entry.tensor.is_conj() or entry.tensor.is_neg() for entry in self._entries)
-            shard = Shard(placements, self._gatherer, self._context.host.hold)
-            self.counters.bytes_out += sum(placement.nbytes for placement in placements if placement.device.type != "cpu")
+            shard = Shard(found, self._gatherer, self._context.host.hold)
+            self.counters.bytes_out += sum(placement.nbytes for placement in found if placement.device.type != "cpu")
             self._counted = [tensor for entry in self._entries for tensor in entry.counters]
             self._origin = [tensor.data for tensor in shard.tensors]
             self._shard = shard  # what undoes the rest is there
@@ -106,10 +106,15 @@ class ShardedBlock(BlockResidency):
         super().commit()
         self._origin = None
 
+    @property
     @override
-    def reselect(self) -> None:
+    def to_place(self) -> Sequence[Entry]:
+        return ()  # the memory of a whole block goes before the next is prepared
+
+    @override
+    def reselect(self, placements: Placements | None = None) -> None:
         if self._shard is None:
-            super().reselect()
+            super().reselect(placements)
 
     def _bind_to(self, values: Sequence[torch.Tensor]) -> None:
         with torch.inference_mode(mode=False) if self._marked else contextlib.nullcontext():

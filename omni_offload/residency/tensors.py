@@ -20,6 +20,7 @@ __all__ = [
     "ALIGNMENT",
     "Entry",
     "Placement",
+    "Placements",
     "Shape",
     "Shapes",
     "align",
@@ -166,6 +167,31 @@ def view_of(raw: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
     if like.is_conj():
         view = view.conj()
     return torch._neg_view(view) if like.is_neg() else view  # noqa: SLF001  (the only way to set the bit)
+
+
+class Placements:
+    """Where many tensors are, by one look, for several residencies that group theirs one after another.
+
+    Args:
+        placements: What groups the tensors form. Nothing but the one who takes them binds them to other memory meanwhile.
+    """
+
+    def __init__(self, placements: Iterable[Placement]) -> None:
+        self._left = dict(enumerate(placements))
+        self._numbers = {id(entry.tensor): number for number, placement in self._left.items() for entry in placement.entries}
+
+    def take(self, tensors: AbstractSet[int], but: AbstractSet[int] = frozenset()) -> list[Placement] | None:
+        """Return those of some tensors, in order, and let go of their memory; None: they have to be looked for.
+
+        Args:
+            tensors: Ids of the tensors. One may not be known, or its placement be taken.
+            but: Ids of tensors that are not to be in them.
+        """
+        numbers = sorted({self._numbers.get(key, -1) for key in tensors})
+        if any(number not in self._left for number in numbers):
+            return None
+        found = [self._left.pop(number) for number in numbers]
+        return found if all(id(entry.tensor) not in but for placement in found for entry in placement.entries) else None
 
 
 #: The bytes that one tensor lies in: address of the first, address after the last, the tensor.

@@ -12,6 +12,7 @@ from torch import nn
 from omni_offload import OffloadPlan
 from omni_offload.backends.block_ring import BlockRing
 from omni_offload.errors import OffloadConfigError, OffloadStateError
+from omni_offload.residency import tensors
 from omni_offload.testing import sim
 
 
@@ -607,3 +608,32 @@ def test_a_block_that_returns_a_generator(make, device):
             pipe.transformer.blocks[1](torch.randn(2, 32))
         backend.release()
         assert _counts(backend).resident_bytes == 0
+
+
+@pytest.mark.parametrize("keys", [{}, {"device_memory": "128KiB"}], ids=["no budget", "budget"])
+def test_what_is_looked_at_grows_with_the_blocks(make, device, x, monkeypatch, keys):
+    """To enable, and to take in weights that came to every block, and went, looks at each tensor a few times, however many blocks there are."""
+    looked, own = [], tensors.span_of
+    monkeypatch.setattr(tensors, "span_of", lambda tensor: (looked.append(tensor), own(tensor))[1])
+
+    def counts(depth):
+        pipe = make(depth)
+
+        def looks(action):
+            looked.clear()
+            action()
+            return len(looked)
+
+        def change(what):
+            for block in pipe.transformer.blocks:
+                block.up.extra = what()
+            with torch.no_grad():
+                pipe(x)
+
+        yield looks(lambda: pipe.enable_omni_offload("layer", device=device, **keys))
+        yield looks(lambda: change(lambda: nn.Linear(2, 2).requires_grad_(False)))
+        yield looks(lambda: change(lambda: None))
+        pipe.disable_omni_offload()
+
+    for few, many in zip(counts(6), counts(24), strict=True):
+        assert many < 6 * few, (few, many)

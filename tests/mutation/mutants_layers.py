@@ -611,4 +611,28 @@ LAYERS = (
         "a model whose slots were made anew for one that moves with it has none that is large enough",
         ("tests/backends/test_shared_slots.py::test_models_that_move_together_with_slots_of_their_own_number",),
     ),
+    Mutant(
+        "each-block-looked-for-among-all-tensors",
+        "backends/streamed.py",
+        "            block.prepare(keep_origin=keep_origin, placements=placements)",
+        "            block.prepare(keep_origin=keep_origin)",
+        "enabling takes four times as long for twice the blocks",
+        ("tests/backends/test_layerwise.py::test_what_is_looked_at_grows_with_the_blocks",),
+    ),
+    Mutant(
+        "each-block-that-changed-looked-for-among-all-tensors",
+        "backends/arranged.py",
+        "        for block in self.blocks:\n            block.reselect(placements)\n",
+        "        for block in self.blocks:\n            block.reselect()\n",
+        "the call after an adapter was loaded takes four times as long for twice the blocks",
+        ("tests/backends/test_layerwise.py::test_what_is_looked_at_grows_with_the_blocks",),
+    ),
+    Mutant(
+        "placements-with-what-leaves",
+        "residency/tensors.py",
+        "return found if all(id(entry.tensor) not in but for placement in found for entry in placement.entries) else None",
+        "return found",
+        "weights that were replaced keep what came in their place in one group with them",
+        ("tests/residency/test_tensors.py::test_placements_are_taken_once",),
+    ),
 )

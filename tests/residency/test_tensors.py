@@ -6,7 +6,7 @@ from torch import nn
 
 from omni_offload.errors import OffloadConfigError
 from omni_offload.residency.tables import Tables, collect
-from omni_offload.residency.tensors import Shapes, align, group_by_bytes, is_shaped, shape_of, view_of
+from omni_offload.residency.tensors import Placements, Shapes, align, group_by_bytes, is_shaped, shape_of, view_of
 
 
 def groups(module):
@@ -66,6 +66,25 @@ def test_a_group_that_begins_lower_for_its_alignment_takes_in_what_lies_there(ho
     base = torch.zeros(64, dtype=torch.uint8)
     module = holding(buffers=(base[33:35], base[35:37], base[36:40].view(torch.float32)))
     assert groups(module) == [["m.b0", "m.b1", "m.b2"]]
+
+
+def test_placements_are_taken_once(holding):
+    """Those of some tensors, whole and in order; none where one is gone, not known, or has a tensor that must not be in it."""
+    base = torch.ones(4)
+    entries, _ = collect({"m": holding(torch.ones(1), base[:3], torch.ones(2), base[2:], torch.ones(3))})
+    ids = [id(entry.tensor) for entry in entries]
+
+    def take(placements, *numbers, but=()):
+        found = placements.take({ids[number] for number in numbers}, {ids[number] for number in but})
+        return None if found is None else [[entry.name for entry in placement.entries] for placement in found]
+
+    placements = Placements(group_by_bytes(entries))
+    assert take(placements, 2, 0) == [["m.p0"], ["m.p2"]]
+    assert take(placements, 2) is None
+    assert placements.take({ids[4], id(base)}) is None
+    assert take(placements, 1, but=(3,)) is None
+    assert take(placements, 4, but=(3,)) == [["m.p4"]]
+    assert take(Placements(group_by_bytes(entries)), 3, but=(0,)) == [["m.p1", "m.p3"]]
 
 
 def test_overlap_through_storages_of_which_none_holds_all_is_refused_by_name(holding):
