@@ -237,6 +237,55 @@ def test_a_compiled_entry_point(make, device, graphs):
                 assert torch.equal(pipe.vae.decode(x).cpu(), plain.vae.decode(x))
 
 
+def _by_data(pipe):
+    pipe.transformer.blocks[4].up.weight.data = pipe.transformer.blocks[4].up.weight.data * 1.25
+
+
+def _in_place(pipe):
+    with torch.no_grad():
+        for block in pipe.transformer.blocks:
+            block.up.bias.add_(0.125)
+
+
+def _wider(pipe):
+    """What is new in each block changes what a budget holds."""
+    for index, block in enumerate(pipe.transformer.blocks):
+        block.extra = nn.Linear(WIDTH, index + 1).requires_grad_(False)
+
+
+def _narrower(pipe):
+    for block in pipe.transformer.blocks:
+        del block.extra
+
+
+def _replaced(pipe):
+    pipe.transformer.blocks[0].up.weight = nn.Parameter(torch.full((WIDTH, WIDTH), 0.25), requires_grad=False)
+
+
+@pytest.mark.parametrize("way", [_one_graph_a_block, pytest.param(_whole, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "residents",
+    [{"device_memory": 36864}, {"layer_options": {"dit": {"resident_layers": 2}}}],
+    ids=["budget", "number"],
+)
+def test_edits_after_compilation(make, device, y, graphs, way, residents):
+    """Weights that are edited after their blocks were compiled are in force in the next call, also where other blocks stay from then on."""
+    plain, pipe, streamed = make(12), make(12), set()
+    way(plain)
+    way(pipe)
+    torch.manual_seed(3)
+    with pipe.enable_omni_offload("layer", device=device, **residents) as backend, torch.no_grad():
+        for edit in (None, _in_place, _by_data, _wider, _in_place, _narrower, _replaced, _by_data):
+            for one in (plain, pipe) if edit is not None else ():
+                edit(one)
+            want = plain(y)
+            for _ in range(2):
+                assert torch.equal(pipe(y).cpu(), want), edit
+            streamed.add(len(backend._rotation.members["transformer"].owner.residency.ring.blocks))
+    assert (len(streamed) > 1) is ("device_memory" in residents), streamed
+    assert sim.races() == []
+
+
 def _unet(pipe):
     pipe.unet.compile(backend="aot_eager")
 
