@@ -17,7 +17,7 @@ from omni_offload.backends.failures import raise_error
 from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.errors import OffloadStateError
 from omni_offload.residency import BlockResidency, Slot, SlotPool
-from omni_offload.residency.managed import Counters
+from omni_offload.residency.counters import Counters
 
 __all__ = ["BlockRing"]
 

@@ -15,7 +15,7 @@ from omni_offload.residency import ModuleResidency, ResidencyContext
 
 if TYPE_CHECKING:
     from omni_offload.backends.activation import Activation
-    from omni_offload.backends.rotation import Rotation
+    from omni_offload.backends.components import ManagedComponents
 
 __all__ = ["ComponentOwner", "Member", "close_unused", "owner_of"]
 
@@ -43,7 +43,7 @@ class ComponentOwner:
         self.treatment = treatment
         self.context = context
         self.residency = residency
-        self.subscribers: set[Rotation] = set()
+        self.subscribers: set[ManagedComponents] = set()
         self.active: list[Activation] = []
         self.fetched_ahead = False
         self.lock = threading.RLock()
@@ -102,7 +102,7 @@ class ComponentOwner:
             self.residency.drop()
             return True
 
-    def settle(self, rotation: "Rotation") -> None:
+    def settle(self, rotation: "ManagedComponents") -> None:
         """Repair what an interrupt left: without uses nothing may be bound (or, for one that stays, everything must be)."""
         with self.lock:
             self.active[:] = [a for a in self.active if a.rotation is not rotation or rotation.lock.holds(a)]
@@ -124,7 +124,7 @@ class ComponentOwner:
             self.residency.fetch()
             self.residency.bind()
 
-    def unsubscribe(self, rotation: "Rotation", *, undo: bool = False) -> None:
+    def unsubscribe(self, rotation: "ManagedComponents", *, undo: bool = False) -> None:
         """Give up the component for one pipeline, and with the last the weights: to the host, or (undo) to where they were."""
         with self.lock:
             self.subscribers.discard(rotation)

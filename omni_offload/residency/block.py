@@ -6,9 +6,10 @@ from typing_extensions import override
 
 from omni_offload.residency.bundle import Bundle
 from omni_offload.residency.context import ResidencyContext
+from omni_offload.residency.counters import Counters
 from omni_offload.residency.device import DeviceCopy
 from omni_offload.residency.group import Group
-from omni_offload.residency.managed import Counters, unwatched
+from omni_offload.residency.managed import unwatched
 from omni_offload.residency.mapped import Checkpoint
 from omni_offload.residency.module import ModuleResidency
 from omni_offload.residency.partition import Partition

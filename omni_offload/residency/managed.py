@@ -4,11 +4,11 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 
-import attrs
 import torch
 
 from omni_offload.accelerator import Accelerator, resolve_device
 from omni_offload.residency.context import LATE_PIN_BYTES, ResidencyContext
+from omni_offload.residency.counters import Counters
 from omni_offload.residency.device import buffers_of
 from omni_offload.residency.group import Group
 from omni_offload.residency.host import ByteMeter
@@ -16,24 +16,12 @@ from omni_offload.residency.mapped import Checkpoint
 from omni_offload.residency.tables import collect
 from omni_offload.residency.tensors import Entry, Placements, align, group_by_bytes
 
-__all__ = ["Counters", "ManagedTensors", "unwatched"]
+__all__ = ["ManagedTensors", "unwatched"]
 
 logger = logging.getLogger(__name__)
 
 #: Entered around all work on tensors: subclasses and modes must not see it, and a default device must not move it.
 unwatched = torch._C.DisableTorchFunction  # noqa: SLF001  (it has no public name)
-
-
-@attrs.define
-class Counters:
-    """What happened to one residency; bytes are counted as copied, padding included."""
-
-    bytes_in: int = 0
-    bytes_out: int = 0
-    loads: int = 0
-    prefetch_hits: int = 0
-    misses: int = 0
-    wasted_copies: int = 0
 
 
 class ManagedTensors:

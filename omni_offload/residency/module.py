@@ -9,10 +9,10 @@ from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.residency.context import ResidencyContext
 from omni_offload.residency.device import buffers_of
 from omni_offload.residency.group import Group
-from omni_offload.residency.managed import Counters, ManagedTensors, unwatched
+from omni_offload.residency.managed import ManagedTensors, unwatched
 from omni_offload.residency.transfer import copy_in, place
 
-__all__ = ["Counters", "ModuleResidency", "recording"]
+__all__ = ["ModuleResidency", "recording"]
 
 #: Lists that residencies made from here on are added to: how a backend finds those of a pipeline that owns its flow.
 recording: contextvars.ContextVar[tuple[list["ModuleResidency"], ...]] = contextvars.ContextVar("recording", default=())

@@ -12,8 +12,9 @@ from omni_offload.cleanup import run_cleanup_steps
 from omni_offload.errors import OffloadStateError
 from omni_offload.residency.block import BlockResidency
 from omni_offload.residency.context import ResidencyContext
+from omni_offload.residency.counters import Counters
 from omni_offload.residency.lost import note_lost
-from omni_offload.residency.managed import Counters, unwatched
+from omni_offload.residency.managed import unwatched
 from omni_offload.residency.partition import Partition
 from omni_offload.residency.shards import Gatherer, Landing, Shard, padded_to_ranks, refuse_unfit
 from omni_offload.residency.slots import Slot, SlotViews

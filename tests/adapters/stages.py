@@ -54,7 +54,14 @@ class Stage:
         self.backend = None
 
     def change(self, edit):
+        """Make an edit, part by part: what is loaded by one and unloaded by the next needs room between them."""
+        if parts := getattr(edit, "parts", ()):
+            for part in parts:
+                self.change(part)
+            return
+        self.measure()
         self.extra.update(edit(self.pipe) or {})
+        self.measure()
 
     def call(self, within=None):
         """Run one call; `within` is an edit that is made after its first step."""
@@ -69,12 +76,17 @@ class Stage:
     def parts(self):
         return {name: part for name, part in self.pipe.components.items() if isinstance(part, torch.nn.Module)}
 
-    def look(self):
-        """Resident: note the bytes of components. Offloaded: nothing is left, and everything is managed."""
+    def measure(self):
+        """Note the bytes that components take, and the least that streaming takes."""
         if self.backend is None:
             sizes = [ModuleResidency(part, self.device, pin_memory=False).padded_bytes for part in self.parts().values()]
             self.most, self.all = max(self.most, *sizes), max(self.all, sum(sizes))
             self.least = max(self.least, least_bytes(self.pipe, self.device))
+
+    def look(self):
+        """Resident: note the bytes of components. Offloaded: nothing is left, and everything is managed."""
+        if self.backend is None:
+            self.measure()
             return
         pipe, backend = self.pipe, self.backend
         assert pipe.offload_backend is backend

@@ -67,6 +67,7 @@ def chain(*edits):
             extra.update(edit(pipe) or {})
         return extra
 
+    run.parts = edits
     return run
 
 

@@ -461,7 +461,7 @@ BACKENDS = (
     ),
     Mutant(
         "contexts-stay-pinned",
-        "backends/rotation.py",
+        "backends/components.py",
         "lambda: close_unused(contexts.values())",
         "lambda: None",
         "disable leaves host memory pinned",
@@ -469,7 +469,7 @@ BACKENDS = (
     ),
     Mutant(
         "what-stays-not-loaded",
-        "backends/rotation.py",
+        "backends/components.py",
         "            if member.stays:\n                member.owner.residency.load()\n",
         "            if False:\n                member.owner.residency.load()\n",
         "a component that nobody selected is on the host",
