@@ -201,7 +201,10 @@ class Borrowed(Tiny):
 
 
 class Spread(Tiny):
-    """Decodes what lies in another order in memory than its shape says: torch folds such a product where the weight wants a gradient."""
+    """Decodes with other last bits where its weights were created in inference mode.
+
+    Torch does so on some processors, which folds some products only where the weight wants a gradient; here it happens on all.
+    """
 
     class Autoencoder(nn.Module):
         """Decodes each of sixteen places by itself."""
@@ -212,7 +215,8 @@ class Spread(Tiny):
 
         def decode(self, latents):
             scales = torch.linspace(0.5, 1.5, 16, device=latents.device, dtype=latents.dtype).view(4, 4)
-            return torch.tanh(self.decoder((latents.reshape(-1, WIDTH, 1, 1) * scales).permute(0, 2, 3, 1)))
+            decoded = torch.tanh(self.decoder((latents.reshape(-1, WIDTH, 1, 1) * scales).permute(0, 2, 3, 1)))
+            return decoded * (1 - torch.finfo(decoded.dtype).eps) if self.decoder.weight.is_inference() else decoded
 
     _offload_entry_points = {"vae": ("decode",), "": ("encode_prompt",)}
 
