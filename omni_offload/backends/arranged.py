@@ -12,7 +12,7 @@ from omni_offload.residency import BlockResidency, ModuleResidency, Partition, S
 from omni_offload.residency.group import Group
 from omni_offload.residency.managed import unwatched
 from omni_offload.residency.tables import collect, leaves_in
-from omni_offload.residency.tensors import Entry, Placements
+from omni_offload.residency.tensors import Entry
 
 __all__ = ["ArrangedResidency"]
 
@@ -115,8 +115,9 @@ class ArrangedResidency(ModuleResidency):
             self._measure()
         else:
             with self._lock, unwatched():
-                self._find_homes(collect(self._modules)[0])
-                placements = self._place()
+                entries = collect(self._modules)[0]
+                self._find_homes(entries)
+                placements = self._context.place(entries, self.name)
                 for block in self.blocks:
                     if block.index not in residents:  # first: what nobody has for a moment would lose its master
                         block.reselect(placements)
@@ -157,15 +158,11 @@ class ArrangedResidency(ModuleResidency):
         return batches.values()
 
     def _reselect(self) -> None:
-        with unwatched():
-            placements = self._place() if self._groups is not None else None
+        with unwatched():  # where all tensors of the component are, once for all blocks
+            placements = None if self._groups is None else self._context.place(collect(self._modules)[0], self.name)
         for block in self.blocks:
             block.reselect(placements)
         self._reselects = False
-
-    def _place(self) -> Placements:
-        """Find where all tensors of the component are, once for all blocks."""
-        return self._context.place(collect(self._modules)[0], self.name)
 
     # ---- facts -------------------------------------------------------------------------------------------------------------
 
