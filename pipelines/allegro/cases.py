@@ -82,5 +82,6 @@ ALLEGRO = PipelineCase(
     make_pipeline=functools.partial(seeded_pipeline, 53, _pipeline),
     make_inputs=_make_inputs,
     outputs=as_tensors,
+    expected_failures={"check_save_pretrained": "upstream's VAE decodes in tiles only, and that it was asked for tiles is not saved"},
 )
 """Text to video with guidance: three blocks."""

@@ -102,9 +102,19 @@ def _pipeline(cls: type, parts: dict[str, Callable[[], Any]]) -> Any:
 _inputs = functools.partial(prompted_inputs, leave_out=("height", "width"), negative_prompt="blurry", clean_caption=False)
 
 
+#: Cases that diffusers does not load from the folder that it has saved them in.
+_NOT_LOADED = {
+    "deepfloyd_if_watermark": "diffusers' IFSafetyChecker is not made for the loading of transformers 5",
+    "deepfloyd_if_img2img_super_resolution": "upstream's class can be made without a watermark, but not loaded without one",
+}
+
+
 def _case(name: str, cls: type, seed: int, parts: dict[str, Callable[[], Any]], **arguments: Any) -> PipelineCase:
+    failures = {"check_save_pretrained": _NOT_LOADED[name]} if name in _NOT_LOADED else {}
     make_pipeline = functools.partial(seeded_pipeline, seed, functools.partial(_pipeline, cls, parts))
-    return PipelineCase(name=name, make_pipeline=make_pipeline, make_inputs=_inputs(**arguments), outputs=as_tensors)
+    return PipelineCase(
+        name=name, make_pipeline=make_pipeline, make_inputs=_inputs(**arguments), outputs=as_tensors, expected_failures=failures
+    )
 
 
 _UPSCALING: dict[str, Callable[[], Any]] = {"unet": _upscaling_unet, "image_noising_scheduler": DDPMScheduler}

@@ -84,11 +84,20 @@ def _image_to_video() -> Any:
 
 
 _PROMPTS: dict[str, Any] = {"prompt": 'a sign that says "cat"', "negative_prompt": "blurry", "num_frames": 5}
+_OTHER_WIDTH = {
+    "check_save_pretrained": "upstream's projection of the second encoder is always 2048 wide when it is loaded; here it is narrower"
+}
 
-HUNYUAN_VIDEO_15 = prompted_case("hunyuan_video_15", _text_to_video, seed=154, **_PROMPTS)
+HUNYUAN_VIDEO_15 = prompted_case("hunyuan_video_15", _text_to_video, seed=154, expected_failures=_OTHER_WIDTH, **_PROMPTS)
 """Text, some of it to be seen, to video with guidance: three blocks, run twice a step."""
 
 HUNYUAN_VIDEO_15_IMAGE_TO_VIDEO = prompted_case(
-    "hunyuan_video_15_i2v", _image_to_video, seed=155, leave_out=("height", "width"), image=picture(), **_PROMPTS
+    "hunyuan_video_15_i2v",
+    _image_to_video,
+    seed=155,
+    leave_out=("height", "width"),
+    expected_failures=_OTHER_WIDTH,
+    image=picture(),
+    **_PROMPTS,
 )
 """Text and the first frame to video."""

@@ -66,7 +66,11 @@ def _video(cls: Any) -> Any:
     return _pipeline(cls, vae=autoencoder_hunyuan_video(), sees_frames=True)
 
 
-_case = functools.partial(prompted_case, negative_prompt="blurry", max_sequence_length=64)
+_NOT_SAVED = {
+    "check_save_pretrained": "upstream saves neither a prompt's template nor the sizes of pictures, both of which are shorter here"
+}
+
+_case = functools.partial(prompted_case, negative_prompt="blurry", max_sequence_length=64, expected_failures=_NOT_SAVED)
 
 KANDINSKY5_T2I = _case("kandinsky5_t2i", _text_to_image, seed=160)
 """Text to image with guidance: two blocks for the text and three for the picture, run twice a step."""

@@ -98,6 +98,7 @@ _PRIOR_PARTS: dict[str, Callable[[], Any]] = {
 }
 _IMAGE_PARTS: dict[str, Callable[[], Any]] = {"image_encoder": _image_encoder, "feature_extractor": clip_image_processor}
 _COMBINED_PARTS = {**_DECODER_PARTS, **{f"prior_{name}": make for name, make in _PRIOR_PARTS.items()}}
+_NO_VQGAN = {"check_save_pretrained": "diffusers saves a PaellaVQModel, but offers no class of that name to load it by"}
 
 
 def _pipeline(cls: type, parts: dict[str, Callable[[], Any]]) -> Any:
@@ -119,7 +120,8 @@ def _case(name: str, cls: type, seed: int, parts: dict[str, Callable[[], Any]], 
         return {**common, **arguments, **there}
 
     make_pipeline = functools.partial(seeded_pipeline, seed, functools.partial(_pipeline, cls, parts))
-    return PipelineCase(name=name, make_pipeline=make_pipeline, make_inputs=make_inputs, outputs=as_tensors)
+    failures = _NO_VQGAN if "vqgan" in parts else {}
+    return PipelineCase(name=name, make_pipeline=make_pipeline, make_inputs=make_inputs, outputs=as_tensors, expected_failures=failures)
 
 
 COMBINED = _case(

@@ -119,6 +119,7 @@ IP_ADAPTER = PipelineCase(
     make_pipeline=_make_ip_adapter,
     make_inputs=_inputs(height=16, width=16, ip_adapter_image=picture(width=16, height=16)),
     outputs=as_tensors,
+    expected_failures={"check_save_pretrained": "diffusers does not load an adapter of pictures with the UNet; it is to be loaded again"},
 )
 """Text and a picture prompt to image."""
 

@@ -1,7 +1,7 @@
 """Cases with the inputs that most pipelines take."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,13 +13,14 @@ from pipelines.tiny.seeding import generator, seeded_pipeline
 __all__ = ["prompted_case", "prompted_inputs"]
 
 
-def prompted_case(
+def prompted_case(  # noqa: PLR0913  (those of a case, and of a call)
     name: str,
     make_pipeline: Callable[[], Any],
     *,
     seed: int,
     outputs: Callable[[Any], list[torch.Tensor]] = as_tensors,
     leave_out: Iterable[str] = (),
+    expected_failures: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> PipelineCase:
     """Return a case that is called with a prompt: two steps, 32 x 32 pixels, tensors as output.
@@ -30,6 +31,7 @@ def prompted_case(
         seed: Of the weights.
         outputs: Takes the tensors from what a call returns.
         leave_out: Which of the usual arguments the pipeline does not take.
+        expected_failures: Of the case.
         arguments: Further arguments of a call, or others in place of the usual ones; the same objects in every call.
     """
     return PipelineCase(
@@ -37,6 +39,7 @@ def prompted_case(
         make_pipeline=functools.partial(seeded_pipeline, seed, make_pipeline),
         make_inputs=prompted_inputs(leave_out=leave_out, **arguments),
         outputs=outputs,
+        expected_failures=expected_failures or {},
     )
 
 

@@ -114,6 +114,21 @@ class Tiny(Declared, OmniOffloadMixin, Base):
     """Inherits everything."""
 
 
+class Saving(Tiny):
+    """Is saved in a folder, and loaded from there, by calls named as diffusers' are."""
+
+    def save_pretrained(self, folder):
+        for name, part in self.parts().items():
+            torch.save(part.state_dict(), Path(folder) / f"{name}.pt")
+
+    @classmethod
+    def from_pretrained(cls, folder):
+        pipeline = cls()
+        for name, part in pipeline.parts().items():
+            part.load_state_dict(torch.load(Path(folder) / f"{name}.pt"))
+        return pipeline
+
+
 class LowRank(nn.Module):
     """A layer and adapters beside it, by name: two factors and a weight each."""
 

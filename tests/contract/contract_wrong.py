@@ -4,10 +4,11 @@ import contextlib
 import inspect
 import sys
 import threading
+from pathlib import Path
 
 import attrs
 import torch
-from contract_tiny import WIDTH, Adapting, Autoencoder, Base, Denoiser, HandWritten, Hook, Tiny, case_of
+from contract_tiny import WIDTH, Adapting, Autoencoder, Base, Denoiser, HandWritten, Hook, Saving, Tiny, case_of
 from torch import nn
 
 from omni_offload import HookRegistry, OffloadPlan, OmniOffloadMixin
@@ -44,7 +45,7 @@ def refused(own, *passing):
     """Return all checks but the class's own, and those that need no call, or none that goes well."""
     return of(
         "the pipeline cannot be enabled, or not called",
-        *(name for name in CHECKS if name not in (own, "adapters", *OF_LAYER_MODE, *passing)),
+        *(name for name in CHECKS if name not in (own, "adapters", "save_pretrained", *OF_LAYER_MODE, *passing)),
     )
 
 
@@ -659,6 +660,43 @@ class SavesWrongly(Tiny):
     def __init__(self):
         super().__init__()
         self.vae = SavesZeros().eval()
+
+
+@wrong("check_save_pretrained")
+class SavesInHalf(Saving):
+    """A folder that it is saved in while enabled holds weights of half the precision."""
+
+    def save_pretrained(self, folder):
+        super().save_pretrained(folder)
+        for path in Path(folder).glob("*.pt") if self.offload_backend is not None else ():
+            torch.save({name: tensor.half() for name, tensor in torch.load(path).items()}, path)
+
+
+@wrong("check_save_pretrained")
+class ForgetsASettingInTheFolder(Saving):
+    """It loads the weights, and not what it was told of them: outputs are others."""
+
+    strength = 1.0
+
+    def denoise(self, latents, text, callback=None, steps=3):
+        return super().denoise(latents, text * self.strength, callback, steps)
+
+    @classmethod
+    def from_pretrained(cls, folder):
+        pipeline = super().from_pretrained(folder)
+        pipeline.strength = 0.5
+        return pipeline
+
+
+@wrong("check_save_pretrained")
+class LoadsWithoutAComponent(Saving):
+    """What is loaded lacks a component."""
+
+    @classmethod
+    def from_pretrained(cls, folder):
+        pipeline = super().from_pretrained(folder)
+        pipeline.vae = nn.Identity()
+        return pipeline
 
 
 @wrong("check_deepcopy")

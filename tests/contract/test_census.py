@@ -13,7 +13,7 @@ from omni_offload.testing import Bench, all_checks, check_pipeline
 from omni_offload.testing.report import Outcome
 from omni_offload.testing.runner import rule_of
 
-CHECKS = 65
+CHECKS = 66
 
 
 #: A family adds its cases here, in one line of `COUNTED`.

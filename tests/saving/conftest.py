@@ -25,11 +25,30 @@ NOT_SAVED = {
 }
 """Cases that diffusers itself cannot save, and its message; some for their processor, which has no part for videos: that takes torchvision."""
 
+_NO_GUARDRAIL = "`cosmos_guardrail` is not installed"
+_NO_VQGAN = "`diffusers` has no class `PaellaVQModel`"
+_OTHER_WIDTH = "context_embedder_2.linear_1.bias expected shape"
+
 NOT_LOADED = {
+    "allegro": "Decoding without tiling has not been implemented yet",
+    "cosmos2_5_predict": _NO_GUARDRAIL,
+    "cosmos2_text_to_image": _NO_GUARDRAIL,
+    "cosmos2_video_to_world": _NO_GUARDRAIL,
+    "cosmos_text_to_world": _NO_GUARDRAIL,
+    "cosmos_video_to_world": _NO_GUARDRAIL,
+    "deepfloyd_if_img2img_super_resolution": "were passed",
+    "deepfloyd_if_watermark": "'IFSafetyChecker' object has no attribute 'all_tied_weights_keys'",
+    "hunyuan_video_15": _OTHER_WIDTH,
+    "hunyuan_video_15_i2v": _OTHER_WIDTH,
     "qwen_image_multi_controlnet": "missing 1 required positional argument: 'controlnets'",
+    "stable_cascade": _NO_VQGAN,
+    "stable_cascade_decoder": _NO_VQGAN,
     "stable_diffusion_ip_adapter": "'NoneType' object has no attribute 'image_projection_layers'",
 }
 """Cases that diffusers saves without what loading or their call needs (an IP-Adapter is to be loaded again), and its message."""
+
+LOADED_OTHERWISE = ("kandinsky5_i2v", "kandinsky5_t2i", "kandinsky5_t2v")
+"""Cases that diffusers saves without a setting on which their outputs depend."""
 
 
 def every_case(*, but=()):
@@ -63,6 +82,15 @@ def aligned(pipeline):
     return pipeline
 
 
+def at_home(case, pipeline):
+    """Take back to the host what a scheduler keeps where it ran last: upstream's of these cases runs nowhere else then (`check_cycles`)."""
+    if "check_cycles" in case.expected_failures:
+        for name, value in vars(pipeline.scheduler).items():
+            if isinstance(value, torch.Tensor):
+                setattr(pipeline.scheduler, name, value.cpu())
+    return pipeline
+
+
 def call(case, pipeline):
     return [tensor.cpu() for tensor in case.outputs(pipeline(**case.make_inputs(pipeline)))]
 
@@ -79,7 +107,8 @@ def hooked(root):
 
 @pytest.fixture(scope="session")
 def kit():
-    return types.SimpleNamespace(modules=modules, tensors=tensors, files=files, aligned=aligned, call=call, same=same, hooked=hooked)
+    functions = (modules, tensors, files, aligned, at_home, call, same, hooked)
+    return types.SimpleNamespace(**{function.__name__: function for function in functions})
 
 
 @pytest.fixture(scope="session")

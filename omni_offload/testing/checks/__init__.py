@@ -9,6 +9,7 @@ from omni_offload.testing.checks.changes import (
     check_structure,
     check_user_hooks,
 )
+from omni_offload.testing.checks.copies import check_deepcopy, check_save, check_save_pretrained
 from omni_offload.testing.checks.declarations import check_case, check_discovery, check_plan, check_protocols, check_signatures
 from omni_offload.testing.checks.edits import check_edits, check_edits_within_calls
 from omni_offload.testing.checks.failures import (
@@ -57,8 +58,6 @@ from omni_offload.testing.checks.residency import (
 from omni_offload.testing.checks.streaming import check_block_order, check_block_report, check_residents, check_slots
 from omni_offload.testing.checks.weights import (
     check_buffers,
-    check_deepcopy,
-    check_save,
     check_shared_weight,
     check_state_dict,
     check_ties,
@@ -108,6 +107,7 @@ CHECKS = (
     check_shared_weight,
     check_state_dict,
     check_save,
+    check_save_pretrained,
     check_deepcopy,
     check_edits,
     check_edits_within_calls,

@@ -1,11 +1,7 @@
 """What tensors keep: their values, their ties, their writes."""
 
 import contextlib
-import copy
-import io
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +9,11 @@ import torch
 from omni_offload.errors import OffloadError
 from omni_offload.testing.bench import Bench, some
 from omni_offload.testing.checks.residency import replay
-from omni_offload.testing.observe import bytes_on, copied_to, same_values, tensors_in
+from omni_offload.testing.observe import same_values
 from omni_offload.testing.snapshot import Snapshot
 
 __all__ = [
     "check_buffers",
-    "check_deepcopy",
-    "check_save",
     "check_shared_weight",
     "check_state_dict",
     "check_ties",
@@ -207,76 +201,3 @@ def check_state_dict(bench: Bench) -> None:
                 replay(bench, target, when="outside of a call")
                 require_same(f"after {target}")
         require_same("after disable")
-
-
-def check_save(bench: Bench) -> None:
-    """What is saved while enabled is what would be saved without offload: torch.save, and save_pretrained where there is one."""
-    pipeline = bench.fresh()
-    components = bench.components(pipeline)
-    before = {path: {name: t.detach().clone() for name, t in module.state_dict().items()} for path, module in components.items()}
-    saved = {path: _saved(module) for path, module in components.items() if callable(getattr(module, "save_pretrained", None))}
-    with bench.enabled(pipeline):
-        bench.call(pipeline)
-        for path, module in components.items():
-            buffer = io.BytesIO()
-            torch.save(module.state_dict(), buffer)
-            buffer.seek(0)
-            if not same_values(torch.load(buffer, weights_only=True).values(), before[path].values()):
-                bench.fail("torch.save to write the weights as they are", "others", component=path)
-            if path in saved:
-                _require_saved(bench, path, _saved(module), saved[path])
-        bench.require_equal(bench.call(pipeline), when="after saving")
-
-
-def _saved(module: Any) -> dict[str, torch.Tensor]:
-    """Return what save_pretrained writes, which may name weights otherwise than the module does."""
-    from safetensors.torch import load_file  # noqa: PLC0415  (whoever has save_pretrained has it)
-
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):  # progress bars
-        module.save_pretrained(folder)
-        saved: dict[str, torch.Tensor] = {}
-        for file in Path(folder).glob("*.safetensors"):
-            saved |= load_file(file)
-    return saved
-
-
-def _require_saved(bench: Bench, path: str, saved: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
-    wrong = [name for name in before.keys() | saved.keys() if name not in before or name not in saved]
-    wrong += [name for name in before.keys() & saved.keys() if not same_values([saved[name]], [before[name]])]
-    if wrong or not saved:
-        bench.fail("save_pretrained to write the weights as they are", some(wrong) or "nothing written", component=path)
-
-
-def check_deepcopy(bench: Bench) -> None:
-    """A deep copy of a component, made while enabled, is whole, on the host, runs its own code without any hook, and is independent."""
-    pipeline = bench.fresh()
-    components = bench.components(pipeline)
-    with bench.enabled(pipeline) as backend:
-        bench.call(pipeline)
-        for target in bench.used(pipeline):
-            if target.path not in components or target.path in bench.now_staying(pipeline):
-                continue
-            replay(bench, target, when="before a deep copy")
-            twin = copy.deepcopy(components[target.path])
-            backend.release()
-            _require_independent(bench, target.path, target.method, components[target.path], twin)
-        bench.require_equal(bench.call(pipeline), when="after deep copies")
-
-
-def _require_independent(bench: Bench, path: str, method: str, original: torch.nn.Module, twin: torch.nn.Module) -> None:
-    if names := bytes_on(twin, bench.device):
-        bench.fail("a copy on the host", some(names), component=path)
-    if not same_values(twin.state_dict().values(), original.state_dict().values()):
-        bench.fail("a copy with the same values", "others", component=path)
-    base = bench.allocated()
-    bench.reset_peak()
-    recording, cpu = bench.reference.recordings[f"{path}.{method}"], torch.device("cpu")
-    with torch.no_grad():
-        outputs = tensors_in(getattr(twin, method)(*copied_to(recording.args, cpu), **copied_to(recording.kwargs, cpu)))
-    if any(tensor.device.type != "cpu" for tensor in outputs) or bench.peak() > base:
-        bench.fail("a copy that works on the host, without any hook", f"{bench.peak() - base} bytes on the device", component=path)
-    if bench.simulated and not same_values(outputs, recording.outputs):
-        bench.fail("a copy that gives the same outputs", "others", component=path)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.zero_()
