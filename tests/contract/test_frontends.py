@@ -9,7 +9,7 @@ import time
 import attrs
 import pytest
 import torch
-from contract_tiny import Tiny, case_of
+from contract_tiny import Saving, Tiny, case_of
 
 from omni_offload.errors import ContractViolation, OffloadConfigError
 from omni_offload.testing import (
@@ -91,6 +91,31 @@ def test_expected_failures_are_strict():
         ContractViolation, match=rf"1 of {len(all_checks()) + 2} checks failed:\n  check_that_passes UNEXPECTED_PASS: .*known too"
     ):
         report.raise_for_failures()
+
+
+class SavedByNobody(Saving):
+    """Lacks a part of what would be needed to load it, whether it is enabled or not."""
+
+    @classmethod
+    def from_pretrained(cls, folder):
+        raise ValueError("there is no class for the VAE")
+
+
+class SavedWhileDisabled(Saving):
+    """Is not saved while it is enabled."""
+
+    def save_pretrained(self, folder):
+        if self.offload_backend is not None:
+            raise ValueError("its weights are somewhere")
+        super().save_pretrained(folder)
+
+
+@pytest.mark.parametrize(("cls", "hinted"), [(SavedByNobody, True), (SavedWhileDisabled, False)])
+def test_what_cannot_be_saved_without_offload_either_is_said_to_be(cls, hinted):
+    """Where saving and loading fail by themselves the report says so, and where to note it; else it is the offload's fault."""
+    (failure,) = check_pipeline(case_of(cls), checks=["check_save_pretrained"]).failures
+    assert failure.reason.startswith("ValueError: ")
+    assert ("without offload either" in failure.reason) is hinted
 
 
 def test_unknown_names_are_refused():

@@ -187,8 +187,11 @@ class Sharing(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left(self):
-        """But for the tables of a scheduler, which are where it was used last."""
+        """But for the tables of a scheduler, which are where it was used last, and the time at which a call failed, a part of them."""
         assert sim.races() == []
+        for pipe in self.family.pipes:
+            if getattr(pipe, "_current_timestep", None) is not None:
+                pipe._current_timestep = None
         for scheduler in self.family.others["scheduler"]:
             for name, value in vars(scheduler).items():
                 if isinstance(value, torch.Tensor):

@@ -30,6 +30,8 @@ REFUSED = {
     ("chrono_edit", "per_prompt"): "Sizes of tensors must match",
     ("cosmos2_5_predict", "batch"): "batch_size must be 1 for video input",
     ("cosmos2_5_predict", "slicing"): "batch_size must be 1 for video input",
+    ("easyanimate", "slicing"): "must match",
+    ("easyanimate_inpaint", "slicing"): "must match",
     ("hunyuan_skyreels_i2v", "per_prompt"): "Sizes of tensors must match",
     ("hunyuan_video_15", "batch"): "doesn't match the broadcast shape",
     ("hunyuan_video_15", "per_prompt"): "is invalid for input of size",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import pipelines
+from omni_offload.backends import owns_its_offload
 from tests.saving.conftest import LOADED_OTHERWISE, NOT_LOADED, NOT_SAVED, every_case
 
 NOT_THE_SAME = (*NOT_SAVED, *NOT_LOADED, *LOADED_OTHERWISE)
@@ -24,6 +25,9 @@ KEYS = {
 """What is asked for in each."""
 
 FAST_STATES = ("enabled",)
+
+CAST_AFTER_USE = ("sdxl_fp16", "sdxl_img2img_fp16")
+"""Cases of which nothing is kept: upstream casts the VAE, which is used last, back to the type that it had."""
 
 
 class StopError(Exception):
@@ -54,7 +58,7 @@ def _bring(case, state, kit):
         _fail(pipeline, case)
     elif state != "enabled":
         kit.call(case, pipeline)
-    if state.endswith("kept"):
+    if state.endswith("kept") and not (case.name in CAST_AFTER_USE or (state == "kept" and owns_its_offload(pipeline))):
         assert sum(part.resident_bytes for part in backend.report().components) > 0
     if state == "disabled":
         pipeline.disable_omni_offload()
@@ -110,6 +114,7 @@ def test_what_is_left_out_is_what_the_contract_expects_to_fail():
 
 
 @pytest.mark.filterwarnings("ignore:`upcast_vae` is deprecated:FutureWarning")  # upstream's Stable Diffusion XL says it of its own call
+@pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")  # Chroma and Flux' ControlNet are made with it
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")  # Stable Audio's VAE is made with it
 @pytest.mark.parametrize("case", every_case(but=NOT_THE_SAME))
 def test_what_was_saved_while_enabled_is_loaded_by_both(case, kit, reference, tmp_path):

@@ -37,13 +37,19 @@ from pipelines.tiny.tokenizers import clip_tokenizer, t5_tokenizer
 from pipelines.tiny.unets import unet_2d
 
 
-def _case(name, seed, make, inputs):
+def _case(name, seed, make, inputs, **more):
     return PipelineCase(
         name=name,
         make_pipeline=functools.partial(seeded_pipeline, seed, make),
         make_inputs=lambda _: {**inputs(), "generator": generator()},
         outputs=as_tensors,
+        **more,
     )
+
+
+def _no_class(name):
+    """Return that diffusers, which exports no longer all classes of models of its deprecated pipelines, cannot load one of these."""
+    return {"check_save_pretrained": f"diffusers saves a {name}, but offers no class of that name to load it by"}
 
 
 # ---- Bria: a DiT of double and single blocks ------------------------------------------------------------------------------------
@@ -150,6 +156,7 @@ UNCLIP = _case(
         "super_res_num_inference_steps": 2,
         "output_type": "pt",
     },
+    expected_failures=_no_class("UnCLIPTextProjModel"),
 )
 
 # ---- Paint by Example: the image encoder hands out a parameter of its own ----------------------------------------------------------
@@ -196,6 +203,7 @@ PAINT_BY_EXAMPLE = _case(
         "num_inference_steps": 2,
         "output_type": "pt",
     },
+    expected_failures=_no_class("PaintByExampleImageEncoder"),
 )
 
 
