@@ -98,7 +98,7 @@ class SavedByNobody(Saving):
 
     @classmethod
     def from_pretrained(cls, folder):
-        raise ValueError("there is no class for the VAE")
+        raise ValueError(f"{folder} has a part of which there is no class")
 
 
 class SavedWhileDisabled(Saving):
