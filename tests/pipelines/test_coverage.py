@@ -5,9 +5,10 @@ import warnings
 
 import diffusers
 import pytest
+import torch
 
 import pipelines
-from pipelines.coverage import DEPRECATED, LEFT_OUT, NOT_YET, coverage
+from pipelines.coverage import DEPRECATED, LEFT_OUT, NEVER_RUNS, NOT_YET, coverage
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +51,19 @@ def test_reasons_hold(found, upstream):
         assert ".deprecated." in cls.__module__ or "DeprecatedPipelineMixin" in {base.__name__ for base in cls.__mro__}
     for module, reason in LEFT_OUT.items():
         importlib.import_module(module)
-        inside = {name for name, cls in upstream.items() if cls.__module__.startswith(f"{module}.")}
+        inside = {name for name, cls in upstream.items() if f"{cls.__module__}.".startswith(f"{module}.")}
         assert inside
         assert inside <= set(found.left_out[reason])
     assert set(found.left_out) <= {DEPRECATED, NOT_YET, *LEFT_OUT.values()}
+
+
+def test_what_is_said_never_to_run_does_not(found):
+    """A call of it ends in upstream's error, with components of its family and all that its signature asks for."""
+    parts = pipelines.registered()["easyanimate"].load_cases()[0].make_pipeline().components
+    assert found.left_out[NEVER_RUNS] == ("EasyAnimateControlPipeline",)
+    pipe = diffusers.EasyAnimateControlPipeline(**parts)
+    with pytest.raises(TypeError, match=r"encode_prompt\(\) got an unexpected keyword argument 'text_encoder_index'"):
+        pipe("a red cat", num_frames=5, height=32, width=32, control_video=torch.zeros(1, 3, 5, 32, 32), num_inference_steps=2)
 
 
 def test_the_line(found):
