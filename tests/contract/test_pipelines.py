@@ -14,7 +14,7 @@ OTHERS = {mode: [case for case in (*CASES, *BFLOAT16) if case not in (*FIXED[mod
 
 def _note(record_property, mode):
     names = ", ".join(case.name for case in TURN[mode])
-    record_property("rotation", f"OMNI_CONTRACT_ROTATION={rotation()} takes in mode {mode}: {names}")
+    record_property("rotation", f"OMNI_CONTRACT_ROUNDS={ROUNDS} OMNI_CONTRACT_ROTATION={rotation()} takes in mode {mode}: {names}")
 
 
 @parametrize_with_checks(FIXED["module"])
