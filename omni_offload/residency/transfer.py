@@ -20,14 +20,19 @@ Transfer = tuple[torch.Tensor, torch.Tensor, bool]
 
 
 def place(groups: Sequence[Group], accelerator: Accelerator, context: ResidencyContext) -> None:
-    """Give groups room on the device: one buffer a type, and one each for those that other residencies know too.
+    """Give groups room on the device: one buffer a type, and one a type for those that the same other residencies know too.
+
+    Groups that all of the same residencies know come and go together, so that no buffer waits for one of its groups alone.
 
     Raises:
         torch.OutOfMemoryError: As raised; the groups that have room keep it.
     """
-    shared = [[group] for group in groups if len(group.users) > 1]
+    shared: dict[tuple[frozenset[object], str], list[Group]] = {}
+    for group in groups:
+        if len(group.users) > 1:
+            shared.setdefault((frozenset(group.users), type_of(group.entries)), []).append(group)
     own = itertools.groupby((group for group in groups if len(group.users) <= 1), key=lambda group: type_of(group.entries))
-    for together in (*(list(alike) for _, alike in own), *shared):
+    for together in (*(list(alike) for _, alike in own), *shared.values()):
         buffer = DeviceBuffer(accelerator, sum(align(group.nbytes) for group in together), context.meter)
         offset = 0
         for group in together:

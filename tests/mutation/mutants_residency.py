@@ -240,6 +240,14 @@ RESIDENCY = (
         ("tests/residency/test_module.py::test_residencies_of_one_context_share_a_tied_group_and_nest",),
     ),
     Mutant(
+        "shared-groups-of-a-type-in-one-buffer",
+        "residency/transfer.py",
+        "(frozenset(group.users), type_of(group.entries))",
+        "(frozenset(), type_of(group.entries))",
+        "what two components share stays on the device for a third, which has no part in it",
+        ("tests/residency/test_module.py::test_what_two_residencies_share_is_in_one_buffer_a_type_and_what_others_share_in_another",),
+    ),
+    Mutant(
         "superseded-groups-count-as-intact",
         "residency/group.py",
         "master is not None and not self.superseded and all",

@@ -446,6 +446,34 @@ def test_residencies_of_one_context_share_a_tied_group_and_nest(device, make_blo
     assert sim.allocated() == 0
 
 
+def test_what_two_residencies_share_is_in_one_buffer_a_type_and_what_others_share_in_another(device):
+    """Seventy small tensors take no seventy allocations; each buffer leaves with the last of those that share what is in it."""
+    from omni_offload.accelerator import Accelerator
+
+    def linears(number, dtype):
+        return nn.ModuleList(nn.Linear(8, 8, bias=False, dtype=dtype) for _ in range(number))
+
+    by_two, by_three, halves = linears(40, torch.float32), linears(20, torch.float32), linears(10, torch.bfloat16)
+    parts = [nn.ModuleList([by_two, by_three, halves]), nn.ModuleList([by_two, by_three, halves]), nn.ModuleList([by_three])]
+    context = ResidencyContext(Accelerator.of(torch.device("sim", 0)))
+    residencies = [ModuleResidency(part, device, context=context) for part in parts]
+    for residency in residencies:
+        residency.prepare()
+    for residency in residencies:
+        residency.load()
+    of_two, of_three, of_halves = 40 * 256, 20 * 256, 1536  # an allocation takes a multiple of 512 bytes: ten halves 1280, 70 alone 35840
+    assert sim.allocated() == of_two + of_three + of_halves
+    residencies[0].offload()
+    assert sim.allocated() == of_two + of_three + of_halves
+    residencies[1].offload()
+    assert sim.allocated() == of_three
+    residencies[2].offload()
+    assert sim.allocated() == 0
+    for residency in residencies:
+        residency.restore()
+    context.close()
+
+
 def test_giving_up_one_of_two_residencies_leaves_the_shared_group_to_the_other(device, make_block):
     from omni_offload.accelerator import Accelerator
 
