@@ -169,6 +169,7 @@ BUILT_IN = (
     _entry(
         "kandinsky22_prior_emb2emb", "kandinsky22.pipeline_prior:OmniKandinskyV22PriorEmb2EmbPipeline", "kandinsky22.cases:PRIOR_EMB2EMB"
     ),
+    _entry("kandinsky5_i2i", "kandinsky5.pipeline_kandinsky5:OmniKandinsky5I2IPipeline", "kandinsky5.cases:KANDINSKY5_I2I"),
     _entry("kandinsky5_i2v", "kandinsky5.pipeline_kandinsky5:OmniKandinsky5I2VPipeline", "kandinsky5.cases:KANDINSKY5_I2V"),
     _entry("kandinsky5_t2i", "kandinsky5.pipeline_kandinsky5:OmniKandinsky5T2IPipeline", "kandinsky5.cases:KANDINSKY5_T2I"),
     _entry("kandinsky5_t2v", "kandinsky5.pipeline_kandinsky5:OmniKandinsky5T2VPipeline", "kandinsky5.cases:KANDINSKY5_T2V"),

@@ -1,6 +1,7 @@
 """Kandinsky 5 pipelines that own their offloading: images and videos, from text and from a picture."""
 
-from typing import ClassVar
+import functools
+from typing import Any, ClassVar
 
 from diffusers import Kandinsky5I2IPipeline, Kandinsky5I2VPipeline, Kandinsky5T2IPipeline, Kandinsky5T2VPipeline
 
@@ -36,6 +37,14 @@ class OmniKandinsky5T2IPipeline(_Kandinsky5Parts, Kandinsky5T2IPipeline):
 
 class OmniKandinsky5I2IPipeline(_Kandinsky5Parts, Kandinsky5I2IPipeline):
     """`Kandinsky5I2IPipeline` that owns its offloading; the first text encoder sees the picture, and the VAE encodes it."""
+
+    @functools.wraps(Kandinsky5I2IPipeline._encode_prompt_qwen)  # noqa: SLF001  (of its own base)
+    def _encode_prompt_qwen(self, *args: Any, **kwargs: Any) -> Any:
+        """Let go of what the text encoder keeps for tokens that it could write next: a budget has no room for that."""
+        try:
+            return super()._encode_prompt_qwen(*args, **kwargs)
+        finally:
+            self.text_encoder.model.rope_deltas = None
 
 
 class OmniKandinsky5T2VPipeline(_Kandinsky5Parts, Kandinsky5T2VPipeline):

@@ -99,6 +99,7 @@ COUNTED = {
     "kandinsky22_inpaint_combined": 1,
     "kandinsky22_prior": 1,
     "kandinsky22_prior_emb2emb": 1,
+    "kandinsky5_i2i": 1,
     "kandinsky5_i2v": 1,
     "kandinsky5_t2i": 1,
     "kandinsky5_t2v": 1,

@@ -39,6 +39,7 @@ REFUSED = {
     ("hunyuan_video_15_i2v", "per_prompt"): "doesn't match the broadcast shape",
     ("hunyuan_video_framepack", "per_prompt"): "Sizes of tensors must match",
     ("hunyuan_video_i2v", "per_prompt"): "Sizes of tensors must match",
+    ("kandinsky5_i2i", "per_prompt"): "Sizes of tensors must match",
     ("ltx", "per_prompt"): "must match the size of tensor b",
     ("ltx", "slicing"): "must match the size of tensor b",
     ("ltx_condition", "batch"): "Sizes of tensors must match",

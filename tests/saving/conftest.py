@@ -17,6 +17,7 @@ _NO_VIDEO_PROCESSOR = "'NoneType' object has no attribute '_auto_class'"
 
 NOT_SAVED = {
     "flux_multi_controlnet": "'FluxMultiControlNetModel' object has no attribute 'save_config'",
+    "kandinsky5_i2i": _NO_VIDEO_PROCESSOR,
     "qwen_image_edit": _NO_VIDEO_PROCESSOR,
     "qwen_image_edit_inpaint": _NO_VIDEO_PROCESSOR,
     "qwen_image_edit_plus": _NO_VIDEO_PROCESSOR,
