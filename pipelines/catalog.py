@@ -195,6 +195,7 @@ BUILT_IN = (
     _entry("ltx_condition", "ltx.pipeline_ltx:OmniLTXConditionPipeline", "ltx.cases:LTX_CONDITION"),
     _entry("ltx_i2v", "ltx.pipeline_ltx:OmniLTXImageToVideoPipeline", "ltx.cases:LTX_IMAGE_TO_VIDEO"),
     _entry("ltx_latent_upsample", "ltx.pipeline_ltx:OmniLTXLatentUpsamplePipeline", "ltx.cases:LTX_LATENT_UPSAMPLE"),
+    _entry("ltx_long", "ltx.pipeline_ltx:OmniLTXI2VLongMultiPromptPipeline", "ltx.cases:LTX_LONG"),
     _entry("lucy_edit", "wan.pipeline_wan:OmniLucyEditPipeline", "wan.cases_video:LUCY_EDIT"),
     _entry("lumina", "lumina2.pipeline_lumina:OmniLuminaPipeline", "lumina2.cases:LUMINA"),
     _entry("lumina2", "lumina2.pipeline_lumina:OmniLumina2Pipeline", "lumina2.cases:LUMINA2"),

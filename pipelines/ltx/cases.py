@@ -3,11 +3,17 @@
 import functools
 from typing import Any
 
-from diffusers import AutoencoderKLLTXVideo, FlowMatchEulerDiscreteScheduler, LTXVideoTransformer3DModel
+from diffusers import (
+    AutoencoderKLLTXVideo,
+    FlowMatchEulerDiscreteScheduler,
+    LTXEulerAncestralRFScheduler,
+    LTXVideoTransformer3DModel,
+)
 from diffusers.pipelines.ltx import LTXLatentUpsamplerModel
 
 from pipelines.ltx.pipeline_ltx import (
     OmniLTXConditionPipeline,
+    OmniLTXI2VLongMultiPromptPipeline,
     OmniLTXImageToVideoPipeline,
     OmniLTXLatentUpsamplePipeline,
     OmniLTXPipeline,
@@ -19,7 +25,7 @@ from pipelines.tiny.logs import keep_back
 from pipelines.tiny.tokenizers import t5_tokenizer
 from pipelines.tiny.videos import clip
 
-__all__ = ["LTX", "LTX_CONDITION", "LTX_IMAGE_TO_VIDEO", "LTX_LATENT_UPSAMPLE"]
+__all__ = ["LTX", "LTX_CONDITION", "LTX_IMAGE_TO_VIDEO", "LTX_LATENT_UPSAMPLE", "LTX_LONG"]
 
 _LATENT_CHANNELS = 8
 _FRAMES = 5
@@ -45,7 +51,7 @@ def _vae(**settings: Any) -> Any:
     return ready(vae)
 
 
-def _pipeline(cls: Any, **settings: Any) -> Any:
+def _pipeline(cls: Any, scheduler: Any = None, **settings: Any) -> Any:
     transformer = LTXVideoTransformer3DModel(
         in_channels=_LATENT_CHANNELS,
         out_channels=_LATENT_CHANNELS,
@@ -56,7 +62,7 @@ def _pipeline(cls: Any, **settings: Any) -> Any:
         caption_channels=TEXT_WIDTH,
     )
     return cls(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=_vae(**settings),
         text_encoder=t5_encoder(layers=2),
         tokenizer=t5_tokenizer(),
@@ -66,9 +72,7 @@ def _pipeline(cls: Any, **settings: Any) -> Any:
 
 def _condition() -> Any:
     keep_back(FlowMatchEulerDiscreteScheduler, "`timesteps` were passed without `sigmas`")
-    pipeline = _pipeline(OmniLTXConditionPipeline)
-    pipeline.scheduler = FlowMatchEulerDiscreteScheduler()  # times that are given are not shifted
-    return pipeline
+    return _pipeline(OmniLTXConditionPipeline, FlowMatchEulerDiscreteScheduler())  # times that are given are not shifted
 
 
 def _upsample() -> Any:
@@ -96,3 +100,21 @@ LTX_LATENT_UPSAMPLE = prompted_case(
     adain_factor=0.5,
 )
 """A video of twice the height and width: the VAE encodes and decodes."""
+
+LTX_LONG = _case(
+    "ltx_long",
+    lambda: _pipeline(OmniLTXI2VLongMultiPromptPipeline, LTXEulerAncestralRFScheduler(), timestep_conditioning=True),
+    seed=129,
+    prompt="a red cat | a blue dog",
+    cond_image=picture(),
+    guidance_scale=2.0,
+    sigmas=[1.0, 0.6, 0.0],
+    num_frames=17,
+    temporal_tile_size=12,
+    temporal_overlap=4,
+    decode_horizontal_tiles=2,
+    decode_vertical_tiles=1,
+    decode_overlap=1,
+    callback_on_step_end_tensor_inputs=["prompt_embeds"],  # upstream gives latents that are not packed, and takes them back as packed
+)
+"""The first frame and two prompts to a video of two windows, which overlap; it is decoded in two tiles."""

@@ -4,15 +4,28 @@ They read the VAE's `latents_mean` and `latents_std` by themselves, before it de
 then, and the pipelines copy them to where the latents are.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
-from diffusers import LTXConditionPipeline, LTXImageToVideoPipeline, LTXLatentUpsamplePipeline, LTXPipeline
+from diffusers import (
+    LTXConditionPipeline,
+    LTXI2VLongMultiPromptPipeline,
+    LTXImageToVideoPipeline,
+    LTXLatentUpsamplePipeline,
+    LTXPipeline,
+)
 
 from omni_offload import OffloadPlan
 from pipelines.ltx.parts import LatentUpsampleParts
-from pipelines.parts import T5_PLAN, TransformerParts
+from pipelines.parts import ENTRY_POINTS, T5_PLAN, TransformerParts
 
-__all__ = ["OmniLTXConditionPipeline", "OmniLTXImageToVideoPipeline", "OmniLTXLatentUpsamplePipeline", "OmniLTXPipeline"]
+__all__ = [
+    "OmniLTXConditionPipeline",
+    "OmniLTXI2VLongMultiPromptPipeline",
+    "OmniLTXImageToVideoPipeline",
+    "OmniLTXLatentUpsamplePipeline",
+    "OmniLTXPipeline",
+]
 
 
 class _LTXParts(TransformerParts):
@@ -31,6 +44,12 @@ class OmniLTXImageToVideoPipeline(_LTXParts, LTXImageToVideoPipeline):
 
 class OmniLTXConditionPipeline(_LTXParts, LTXConditionPipeline):
     """`LTXConditionPipeline` that owns its offloading; the VAE encodes each picture and video that is to be among the frames."""
+
+
+class OmniLTXI2VLongMultiPromptPipeline(_LTXParts, LTXI2VLongMultiPromptPipeline):
+    """`LTXI2VLongMultiPromptPipeline` that owns its offloading; the text encoder runs before the DiT in every window."""
+
+    _offload_entry_points: ClassVar[Mapping[str, tuple[str, ...]]] = {**ENTRY_POINTS, "": (*ENTRY_POINTS[""], "vae_decode_tiled")}
 
 
 class OmniLTXLatentUpsamplePipeline(LatentUpsampleParts, LTXLatentUpsamplePipeline):

@@ -117,6 +117,7 @@ COUNTED = {
     "ltx_condition": 1,
     "ltx_i2v": 1,
     "ltx_latent_upsample": 1,
+    "ltx_long": 1,
     "lucy_edit": 1,
     "lumina": 1,
     "lumina2": 1,

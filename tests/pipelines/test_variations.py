@@ -45,6 +45,8 @@ REFUSED = {
     ("ltx_condition", "batch"): "Sizes of tensors must match",
     ("ltx_condition", "per_prompt"): "Sizes of tensors must match",
     ("ltx_condition", "slicing"): "Sizes of tensors must match",
+    ("ltx_long", "batch"): "has batch size 2, but `prompt`",
+    ("ltx_long", "slicing"): "has batch size 2, but `prompt`",
     ("lucy_edit", "per_prompt"): "does not match expected shape",
     ("qwen_image_edit_plus", "batch"): "currently only supports batch_size=1",
     ("qwen_image_edit_plus", "slicing"): "currently only supports batch_size=1",
