@@ -208,6 +208,8 @@ BUILT_IN = (
     _entry("pixart_sigma", "pixart.pipeline_pixart:OmniPixArtSigmaPipeline", "pixart.cases:SIGMA"),
     _entry("pixart_sigma_pag", "pixart.pipeline_pixart:OmniPixArtSigmaPAGPipeline", "pixart.cases:SIGMA_PAG"),
     _entry("pndm", "ddpm.pipeline_ddpm:OmniPNDMPipeline", "ddpm.cases:PNDM"),
+    _entry("prx", "prx.pipeline_prx:OmniPRXPipeline", "prx.cases:PRX"),
+    _entry("prx_pixel", "prx.pipeline_prx:OmniPRXPixelPipeline", "prx.cases:PRX_PIXEL"),
     _entry("qwen_image", "qwen_image.pipeline_qwen_image:OmniQwenImagePipeline", "qwen_image.cases:QWEN_IMAGE"),
     _entry(
         "qwen_image_controlnet",
@@ -435,6 +437,12 @@ BUILT_IN = (
         "stable_diffusion_upscale",
         "stable_diffusion.pipeline_pictures:OmniStableDiffusionUpscalePipeline",
         "stable_diffusion.cases_siblings:UPSCALE",
+    ),
+    _entry("stable_unclip", "stable_diffusion.pipeline_unclip:OmniStableUnCLIPPipeline", "stable_diffusion.cases_unclip:UNCLIP"),
+    _entry(
+        "stable_unclip_img2img",
+        "stable_diffusion.pipeline_unclip:OmniStableUnCLIPImg2ImgPipeline",
+        "stable_diffusion.cases_unclip:UNCLIP_IMG2IMG",
     ),
     _entry("svd", "svd.pipeline_svd:OmniStableVideoDiffusionPipeline", "svd.cases:STABLE_VIDEO_DIFFUSION"),
     _entry("text_to_video_sd", "text_to_video.pipeline_text_to_video:OmniTextToVideoSDPipeline", "text_to_video.cases:TEXT_TO_VIDEO_SD"),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, PriorTransformer, UnCLIPScheduler, UNet2DConditionModel, VQModel
+from diffusers import DDIMScheduler, UnCLIPScheduler, UNet2DConditionModel, VQModel
 
 from omni_offload.testing import PipelineCase
 from pipelines.kandinsky22.pipeline_combined import (
@@ -21,7 +21,7 @@ from pipelines.kandinsky22.pipeline_decoder import (
     OmniKandinskyV22Pipeline,
 )
 from pipelines.kandinsky22.pipeline_prior import OmniKandinskyV22PriorEmb2EmbPipeline, OmniKandinskyV22PriorPipeline
-from pipelines.tiny.components import TEXT_WIDTH, clip_image_processor, clip_text_encoder, clip_vision_encoder, ready
+from pipelines.tiny.components import TEXT_WIDTH, clip_image_processor, clip_text_encoder, clip_vision_encoder, prior_transformer, ready
 from pipelines.tiny.inputs import as_tensors, picture
 from pipelines.tiny.seeding import generator, seeded_pipeline
 from pipelines.tiny.tokenizers import clip_tokenizer
@@ -79,14 +79,6 @@ def _movq() -> Any:
     )
 
 
-def _prior() -> Any:
-    return ready(
-        PriorTransformer(
-            num_attention_heads=2, attention_head_dim=16, embedding_dim=TEXT_WIDTH, num_layers=3, num_embeddings=77, additional_embeddings=4
-        )
-    )
-
-
 def _decoder_parts(**settings: Any) -> dict[str, Any]:
     scheduler = DDIMScheduler(beta_schedule="linear", clip_sample=False, set_alpha_to_one=False, steps_offset=1)
     return {"unet": _unet(**settings), "scheduler": scheduler, "movq": _movq()}
@@ -94,7 +86,7 @@ def _decoder_parts(**settings: Any) -> dict[str, Any]:
 
 def _prior_parts() -> dict[str, Any]:
     return {
-        "prior": _prior(),
+        "prior": prior_transformer(),
         "image_encoder": clip_vision_encoder(layers=2, projects=True),
         "text_encoder": clip_text_encoder(layers=2, projects=True),
         "tokenizer": clip_tokenizer(),

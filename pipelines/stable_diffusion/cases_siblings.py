@@ -1,12 +1,10 @@
 """Cases of the pipelines over the components of Stable Diffusion: random weights, pictures of 16 x 16 pixels."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from diffusers import DDPMScheduler, EulerDiscreteScheduler, LCMScheduler, T2IAdapter, UNet2DConditionModel
-from diffusers.pipelines.pipeline_utils import DeprecatedPipelineMixin
 from transformers import DPTConfig, DPTForDepthEstimation
 
 from pipelines.stable_diffusion.pipeline_controlnet import (
@@ -36,11 +34,9 @@ from pipelines.stable_diffusion.pipeline_variants import (
     OmniStableDiffusionLDM3DPipeline,
     OmniStableDiffusionPanoramaPipeline,
 )
-from pipelines.stable_diffusion.tiny_parts import SIZE, make_pipeline
-from pipelines.tiny.cases import prompted_case
+from pipelines.stable_diffusion.tiny_parts import SIZE, UNCHECKED, Makers, sibling_case
 from pipelines.tiny.components import TEXT_WIDTH, autoencoder_kl, clip_image_processor, clip_vision_encoder, ready
 from pipelines.tiny.inputs import picture
-from pipelines.tiny.logs import DEPRECATED, keep_back
 from pipelines.tiny.unets import control_net, unet_2d
 
 __all__ = [
@@ -65,30 +61,13 @@ __all__ = [
     "UPSCALE",
 ]
 
-_Makers = dict[str, Callable[[], Any] | None]
-
 _SIZES: dict[str, Any] = {"height": SIZE, "width": SIZE}
 _PICTURE = picture(width=SIZE, height=SIZE)
 _SMALL = picture(width=SIZE // 2, height=SIZE // 2)
-_UNCHECKED: _Makers = dict.fromkeys(("safety_checker", "feature_extractor", "requires_safety_checker"))
-_IMAGE_ENCODER: _Makers = {
+_IMAGE_ENCODER: Makers = {
     "image_encoder": lambda: clip_vision_encoder(layers=2, projects=True),
     "feature_extractor": clip_image_processor,
 }
-
-
-def _case(name: str, cls: type, seed: int, makers: _Makers, **arguments: Any) -> Any:
-    """Return a case of a class of this family, with negative prompts; a picture has the size of the result."""
-
-    def make() -> Any:
-        keep_back(DeprecatedPipelineMixin, DEPRECATED)
-        return make_pipeline(cls, makers)
-
-    usual = {"negative_prompt": "blurry", "height": SIZE, "width": SIZE}
-    given = {**usual, **arguments}
-    leave_out = {key for key, value in given.items() if value is None} | ({"height", "width"} - given.keys())
-    kept = {key: value for key, value in given.items() if value is not None}
-    return prompted_case(f"stable_diffusion_{name}", make, seed=seed, leave_out=leave_out, **kept)
 
 
 #: Arguments that these do not take.
@@ -150,11 +129,11 @@ def _adapter() -> Any:
     return ready(T2IAdapter(in_channels=3, channels=[8, 16], num_res_blocks=1, downscale_factor=8, adapter_type="full_adapter"))
 
 
-def _few_steps() -> _Makers:
+def _few_steps() -> Makers:
     return {"unet": lambda: unet_2d(time_cond_proj_dim=32), "scheduler": LCMScheduler}
 
 
-CONTROLNET_IMG2IMG = _case(
+CONTROLNET_IMG2IMG = sibling_case(
     "controlnet_img2img",
     OmniStableDiffusionControlNetImg2ImgPipeline,
     85,
@@ -167,7 +146,7 @@ CONTROLNET_IMG2IMG = _case(
 )
 """Text, a picture and a control picture to image."""
 
-CONTROLNET_INPAINT = _case(
+CONTROLNET_INPAINT = sibling_case(
     "controlnet_inpaint",
     OmniStableDiffusionControlNetInpaintPipeline,
     86,
@@ -178,7 +157,7 @@ CONTROLNET_INPAINT = _case(
 )
 """Text and a control picture into a masked picture."""
 
-CONTROLNET_PAG = _case(
+CONTROLNET_PAG = sibling_case(
     "controlnet_pag",
     OmniStableDiffusionControlNetPAGPipeline,
     87,
@@ -188,7 +167,7 @@ CONTROLNET_PAG = _case(
 )
 """Text and a control picture to image with both kinds of guidance."""
 
-CONTROLNET_PAG_INPAINT = _case(
+CONTROLNET_PAG_INPAINT = sibling_case(
     "controlnet_pag_inpaint",
     OmniStableDiffusionControlNetPAGInpaintPipeline,
     88,
@@ -200,10 +179,10 @@ CONTROLNET_PAG_INPAINT = _case(
 )
 """Text and a control picture into a masked picture with both kinds of guidance."""
 
-PAG = _case("pag", OmniStableDiffusionPAGPipeline, 89, {}, pag_scale=2.0)
+PAG = sibling_case("pag", OmniStableDiffusionPAGPipeline, 89, {}, pag_scale=2.0)
 """Text to image with both kinds of guidance."""
 
-PAG_IMG2IMG = _case(
+PAG_IMG2IMG = sibling_case(
     "pag_img2img",
     OmniStableDiffusionPAGImg2ImgPipeline,
     90,
@@ -216,20 +195,20 @@ PAG_IMG2IMG = _case(
 )
 """Picture and text to image with both kinds of guidance."""
 
-PAG_INPAINT = _case(
+PAG_INPAINT = sibling_case(
     "pag_inpaint", OmniStableDiffusionPAGInpaintPipeline, 91, {"unet": _masked_unet}, image=_PICTURE, mask_image=_PICTURE, pag_scale=2.0
 )
 """Into a masked picture with both kinds of guidance."""
 
-SAG = _case("sag", OmniStableDiffusionSAGPipeline, 92, {}, sag_scale=0.7)
+SAG = sibling_case("sag", OmniStableDiffusionSAGPipeline, 92, {}, sag_scale=0.7)
 """Text to image; the UNet runs again on latents that are blurred where it looked."""
 
-DEPTH2IMG = _case(
+DEPTH2IMG = sibling_case(
     "depth2img",
     OmniStableDiffusionDepth2ImgPipeline,
     93,
     {
-        **_UNCHECKED,
+        **UNCHECKED,
         "unet": lambda: unet_2d(in_channels=5),
         "depth_estimator": _depth_estimator,
         "feature_extractor": clip_image_processor,
@@ -241,7 +220,7 @@ DEPTH2IMG = _case(
 )
 """Text, a picture and its depth to image."""
 
-INSTRUCT_PIX2PIX = _case(
+INSTRUCT_PIX2PIX = sibling_case(
     "instruct_pix2pix",
     OmniStableDiffusionInstructPix2PixPipeline,
     94,
@@ -251,12 +230,12 @@ INSTRUCT_PIX2PIX = _case(
 )
 """A picture as a text says."""
 
-UPSCALE = _case(
+UPSCALE = sibling_case(
     "upscale",
     OmniStableDiffusionUpscalePipeline,
     95,
     {
-        **_UNCHECKED,
+        **UNCHECKED,
         "vae": lambda: autoencoder_kl(widths=(8, 16), scaling_factor=0.08333),
         "unet": lambda: unet_2d(in_channels=7, num_class_embeds=1000),
         "low_res_scheduler": DDPMScheduler,
@@ -266,12 +245,12 @@ UPSCALE = _case(
 )
 """Text and a picture to one of twice the size."""
 
-LATENT_UPSCALE = _case(
+LATENT_UPSCALE = sibling_case(
     "latent_upscale",
     OmniStableDiffusionLatentUpscalePipeline,
     96,
     {
-        **_UNCHECKED,
+        **UNCHECKED,
         "unet": _latent_upscaling_unet,
         "scheduler": functools.partial(EulerDiscreteScheduler, prediction_type="sample"),
     },
@@ -280,7 +259,7 @@ LATENT_UPSCALE = _case(
 )
 """Text and a picture to one of twice the size, by way of latents."""
 
-IMAGE_VARIATION = _case(
+IMAGE_VARIATION = sibling_case(
     "image_variation",
     OmniStableDiffusionImageVariationPipeline,
     97,
@@ -291,7 +270,7 @@ IMAGE_VARIATION = _case(
 )
 """A picture to one like it."""
 
-ADAPTER = _case(
+ADAPTER = sibling_case(
     "adapter",
     OmniStableDiffusionAdapterPipeline,
     98,
@@ -302,12 +281,12 @@ ADAPTER = _case(
 )
 """Text and a control picture to image, by an adapter: of 64 x 64 pixels, an eighth of which is the latents' size."""
 
-LATENT_CONSISTENCY = _case(
+LATENT_CONSISTENCY = sibling_case(
     "latent_consistency", OmniLatentConsistencyModelPipeline, 99, {**_few_steps(), "image_encoder": lambda: None}, negative_prompt=None
 )
 """Text to image in two steps, with guidance as an input of the UNet."""
 
-LATENT_CONSISTENCY_IMG2IMG = _case(
+LATENT_CONSISTENCY_IMG2IMG = sibling_case(
     "latent_consistency_img2img",
     OmniLatentConsistencyModelImg2ImgPipeline,
     100,
@@ -318,10 +297,10 @@ LATENT_CONSISTENCY_IMG2IMG = _case(
 )
 """Picture and text to image in two steps."""
 
-PANORAMA = _case("panorama", OmniStableDiffusionPanoramaPipeline, 101, {}, circular_padding=True)
+PANORAMA = sibling_case("panorama", OmniStableDiffusionPanoramaPipeline, 101, {}, circular_padding=True)
 """Text to a picture without a seam at its sides."""
 
-LDM3D = _case(
+LDM3D = sibling_case(
     "ldm3d",
     OmniStableDiffusionLDM3DPipeline,
     102,
@@ -330,7 +309,7 @@ LDM3D = _case(
 )
 """Text to a picture and its depth."""
 
-GLIGEN = _case(
+GLIGEN = sibling_case(
     "gligen",
     OmniStableDiffusionGLIGENPipeline,
     103,

@@ -6,7 +6,7 @@ Weights are drawn from the CPU's generator: call the builders inside `seeded`.
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, PriorTransformer
 from transformers import (
     CLIPImageProcessor,
     CLIPTextConfig,
@@ -34,6 +34,7 @@ __all__ = [
     "clip_image_processor",
     "clip_text_encoder",
     "clip_vision_encoder",
+    "prior_transformer",
     "ready",
     "siglip_image_processor",
     "siglip_vision_encoder",
@@ -166,6 +167,15 @@ def autoencoder_kl(*, latent_channels: int = 4, widths: tuple[int, ...] = (16, 3
             latent_channels=latent_channels,
             norm_num_groups=8,
             **settings,
+        )
+    )
+
+
+def prior_transformer() -> Any:
+    """Return an unCLIP prior, which makes of a text for `clip_text_encoder` what `clip_vision_encoder` makes of a picture."""
+    return ready(
+        PriorTransformer(
+            num_attention_heads=2, attention_head_dim=16, embedding_dim=TEXT_WIDTH, num_layers=3, num_embeddings=77, additional_embeddings=4
         )
     )
 

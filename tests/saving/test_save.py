@@ -29,6 +29,9 @@ FAST_STATES = ("enabled",)
 CAST_AFTER_USE = ("sdxl_fp16", "sdxl_img2img_fp16")
 """Cases of which nothing is kept: upstream casts the VAE, which is used last, back to the type that it had."""
 
+LATER = {"stable_diffusion_unclip": "unet"}
+"""Cases whose first denoiser runs before the last tokenizer, and the one that runs after it."""
+
 
 class StopError(Exception):
     """Ends a call in its midst."""
@@ -37,7 +40,7 @@ class StopError(Exception):
 def _fail(pipeline, case):
     """Let a call fail where the first denoiser runs, or where there is none, the last encoder: tokenizers save how they were used last."""
     name = [*pipeline._dit_modules, *reversed(pipeline._encoder_modules)][0]
-    handle = getattr(pipeline, name).register_forward_hook(_stop)
+    handle = getattr(pipeline, LATER.get(case.name, name)).register_forward_hook(_stop)
     with pytest.raises(StopError):
         pipeline(**case.make_inputs(pipeline))
     handle.remove()
