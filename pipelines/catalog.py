@@ -455,5 +455,6 @@ BUILT_IN = (
     _entry("z_image", "z_image.pipeline_z_image:OmniZImagePipeline", "z_image.cases:Z_IMAGE"),
     _entry("z_image_img2img", "z_image.pipeline_z_image:OmniZImageImg2ImgPipeline", "z_image.cases:Z_IMAGE_IMG2IMG"),
     _entry("z_image_inpaint", "z_image.pipeline_z_image:OmniZImageInpaintPipeline", "z_image.cases:Z_IMAGE_INPAINT"),
+    _entry("z_image_omni", "z_image.pipeline_z_image:OmniZImageOmniPipeline", "z_image.cases:Z_IMAGE_OMNI"),
 )
 """Upstream class names are taken from the class names here, so that no class is loaded to find one."""

@@ -7,15 +7,17 @@ from typing import Any, ClassVar
 from omni_offload import OffloadPlan
 from pipelines.parts import TransformerParts
 
-__all__ = ["ZImageParts", "with_own_positions"]
+__all__ = ["PLAN", "ZImageParts", "with_own_positions"]
+
+PLAN = OffloadPlan(
+    block_attrs={"transformer": ("noise_refiner", "context_refiner", "layers")}, encoder_block_attrs={"text_encoder": ("layers",)}
+)
 
 
 class ZImageParts(TransformerParts):
     """The components of a Z-Image pipeline."""
 
-    _offload_plan: ClassVar[OffloadPlan] = OffloadPlan(
-        block_attrs={"transformer": ("noise_refiner", "context_refiner", "layers")}, encoder_block_attrs={"text_encoder": ("layers",)}
-    )
+    _offload_plan: ClassVar[OffloadPlan] = PLAN
 
 
 def with_own_positions(function: Callable[..., Any]) -> Callable[..., Any]:

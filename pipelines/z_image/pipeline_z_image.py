@@ -1,10 +1,14 @@
-"""Z-Image pipelines that own their offloading: from text, from a picture, into a masked picture."""
+"""Z-Image pipelines that own their offloading: from text, from a picture, into a masked picture, after other pictures."""
 
-from diffusers import ZImageImg2ImgPipeline, ZImageInpaintPipeline, ZImagePipeline
+from typing import ClassVar
 
-from pipelines.z_image.parts import ZImageParts, with_own_positions
+import attrs
+from diffusers import ZImageImg2ImgPipeline, ZImageInpaintPipeline, ZImageOmniPipeline, ZImagePipeline
 
-__all__ = ["OmniZImageImg2ImgPipeline", "OmniZImageInpaintPipeline", "OmniZImagePipeline"]
+from omni_offload import OffloadPlan
+from pipelines.z_image.parts import PLAN, ZImageParts, with_own_positions
+
+__all__ = ["OmniZImageImg2ImgPipeline", "OmniZImageInpaintPipeline", "OmniZImageOmniPipeline", "OmniZImagePipeline"]
 
 
 class OmniZImagePipeline(ZImageParts, ZImagePipeline):
@@ -23,3 +27,15 @@ class OmniZImageInpaintPipeline(ZImageParts, ZImageInpaintPipeline):
     """`ZImageInpaintPipeline` that owns its offloading; the VAE runs before the DiT too."""
 
     __call__ = with_own_positions(ZImageInpaintPipeline.__call__)
+
+
+class OmniZImageOmniPipeline(ZImageParts, ZImageOmniPipeline):
+    """`ZImageOmniPipeline` that owns its offloading; VAE and image encoder see the pictures before the DiT runs."""
+
+    _encoder_modules: ClassVar[list[str]] = ["text_encoder", "siglip"]
+    _offload_plan: ClassVar[OffloadPlan] = attrs.evolve(
+        PLAN,
+        block_attrs={"transformer": ("noise_refiner", "context_refiner", "siglip_refiner", "layers")},
+        encoder_block_attrs={**PLAN.encoder_block_attrs, "siglip": ("encoder.layers",)},
+    )
+    __call__ = with_own_positions(ZImageOmniPipeline.__call__)

@@ -218,6 +218,7 @@ COUNTED = {
     "z_image": 1,
     "z_image_img2img": 1,
     "z_image_inpaint": 1,
+    "z_image_omni": 1,
 }
 
 ROOT = Path(__file__).parents[2]
