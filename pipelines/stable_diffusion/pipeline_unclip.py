@@ -1,6 +1,7 @@
 """Stable unCLIP: Stable Diffusion whose UNet also takes the embedding of a picture, which a prior makes of the text, or an encoder."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ class _UnCLIPParts(StableDiffusionParts):
 
     image_normalizer: Any
 
+    @functools.wraps(StableUnCLIPPipeline.noise_image_embeddings)
     def noise_image_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """Add noise to embeddings of pictures.
 
